@@ -1,0 +1,136 @@
+#pragma once
+// An attachment: the shard's files mapped into this process, this client's page, its connection.
+
+#include <chrono>
+#include <cstdint>
+#include <expected>
+#include <memory>
+#include <span>
+
+#include <hotkv/client.hpp>
+#include <hotkv/error.hpp>
+#include <hotkv/recipe.hpp>
+#include <hotkv/types.hpp>
+
+#include "client/library/chain_cache.hpp"
+#include "client/library/connection.hpp"
+#include "client/library/fork_guard.hpp"
+#include "client/library/lease_table.hpp"
+#include "client/library/pin_words.hpp"
+#include "client/library/session_index.hpp"
+#include "shared/geometry.hpp"
+#include "shared/layout.hpp"
+#include "shared/mapping.hpp"
+#include "shared/protocol.hpp"
+
+namespace hotkv {
+
+namespace client {
+
+// What ATTACH gave, checked: the header's numbers as this process's own copies, because the memory
+// they came from is the daemon's.
+struct ShardFacts {
+  std::uint64_t boot_token = 0;
+  std::uint64_t cookie = 0;  // names the page when this client comes back to it
+  PageIndex page;
+  std::uint64_t hash_key[2] = {};
+  Capacities capacities;
+  Geometry geometry;
+  FileLayout layout;
+};
+
+struct ShardMappings {
+  Mapping tables;       // read-only
+  Mapping arena;        // read-write for a writer
+  Mapping touch_words;  // of the pages file
+  Mapping page;         // of the pages file: holds the lock that says this client lives
+};
+
+// What the handshake leaves behind.
+struct AttachedShard {
+  ShardFacts facts;
+  ShardMappings mappings;
+  UniqueFd socket;
+};
+
+// Connects, says HELLO and ATTACH, checks and maps what comes. Every number and descriptor the
+// daemon sends is compared: sizes of reply, header and file, seals, recipe, geometry.
+// Errors: see Client::attach.
+[[nodiscard]] std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path,
+                                                               const Recipe& recipe, Access access,
+                                                               Deadline deadline);
+
+}  // namespace client
+
+// Thread-safe. Shared by the Client, its contexts, views and writers; the last of them detaches.
+// In a forked child it is inert: see fork_guard.hpp. Its deleter does nothing there.
+class Attachment : public std::enable_shared_from_this<Attachment> {
+ public:
+  [[nodiscard]] static std::expected<std::shared_ptr<Attachment>, Error> attach(
+      const ClientOptions& options, const Recipe& recipe);
+
+  // Constant for life; safe in a forked child.
+  [[nodiscard]] bool is_foreign() const noexcept { return guard_.is_foreign(); }
+  [[nodiscard]] const Recipe& recipe() const { return recipe_; }
+  [[nodiscard]] const Geometry& geometry() const { return facts_.geometry; }
+  [[nodiscard]] const client::ShardFacts& facts() const { return facts_; }
+  [[nodiscard]] Access access() const { return access_; }
+  [[nodiscard]] Deadline deadline_from_now() const;
+
+  // The read path (resolve.cpp). `expected` means nothing for LengthMatch::any.
+  [[nodiscard]] std::expected<View, CacheMiss> resolve(const SessionId& session, Epoch epoch,
+                                                       TokenCount expected,
+                                                       LengthMatch match) const;
+
+  // ---- memory; not in a forked child ------------------------------------------------------------
+
+  [[nodiscard]] const AtomicWord& head(SlotIndex slot) const { return index_.slot(slot).head; }
+  // Writable only in a writer's mapping.
+  [[nodiscard]] AtomicWord& length(SlotIndex slot) const { return lengths_[slot.value()].word; }
+  [[nodiscard]] std::byte* chunk(ChunkIndex chunk) const {
+    return chunks_ + facts_.geometry.chunk_offset(chunk).value();
+  }
+  // Notes that the slot was used now. A store only if the tick is another one. No system call:
+  // the coarse clock is read from memory.
+  void touch(SlotIndex slot) const;
+  [[nodiscard]] client::PinWords& pins() const { return pins_; }
+  [[nodiscard]] client::ChainCache& chains() const { return chains_; }
+
+  // ---- the daemon; not in a forked child --------------------------------------------------------
+
+  [[nodiscard]] client::Connection& connection() const { return *connection_; }
+  [[nodiscard]] client::LeaseTable& leases() const { return leases_; }
+
+ private:
+  struct Sighting;
+
+  Attachment(const ClientOptions& options, const Recipe& recipe, client::ShardFacts facts,
+             client::ShardMappings mappings, std::unique_ptr<client::Connection> connection);
+  ~Attachment() = default;
+
+  [[nodiscard]] Sighting look(const SessionId& session, Epoch epoch, TokenCount expected,
+                              LengthMatch match) const;
+  [[nodiscard]] Sighting look_at(const client::Place& place, TokenCount expected,
+                                 LengthMatch match) const;
+
+  const client::ForkGuard guard_;
+  const Recipe recipe_;
+  const Access access_;
+  const std::chrono::milliseconds deadline_;
+  const client::ShardFacts facts_;
+  const client::ShardMappings mappings_;
+
+  // Places within the mappings.
+  const client::SessionIndex index_;
+  LengthLine* const lengths_;
+  std::byte* const chunks_;
+  TouchWord* const touch_words_;
+
+  mutable client::PinWords pins_;
+  mutable client::ChainCache chains_;
+  // Outlives the connection, whose end lets go of leases that late replies were to bring.
+  mutable client::LeaseTable leases_;
+  const std::unique_ptr<client::Connection> connection_;
+};
+
+}  // namespace hotkv

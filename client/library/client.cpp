@@ -1,0 +1,215 @@
+#include <hotkv/client.hpp>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include "client/library/ask.hpp"
+#include "client/library/attachment.hpp"
+#include "client/library/held_context.hpp"
+
+namespace hotkv {
+namespace {
+
+using client::Answer;
+using client::Asked;
+using client::Lease;
+
+Error client_error(ErrorCode code, std::string_view operation, std::string object,
+                   std::string cause) {
+  return Error{code, std::string(operation), std::move(object), std::move(cause)};
+}
+
+// Why this client can do nothing, or not this.
+std::optional<Error> check_usable(const Attachment* attachment, std::string_view operation,
+                                  Access needed = Access::read) {
+  if (attachment == nullptr) {
+    return client_error(ErrorCode::invalid_argument, operation, "client", "it was moved from");
+  }
+  if (attachment->is_foreign()) {
+    return client_error(ErrorCode::used_after_fork, operation, "client",
+                        "this process was forked from the one that attached");
+  }
+  if (needed == Access::write && attachment->access() != Access::write) {
+    return client_error(ErrorCode::read_only, operation, "client", "it is attached for reading");
+  }
+  return std::nullopt;
+}
+
+template <class T>
+std::vector<std::expected<T, Refusal>> refuse_all(std::size_t count, const Error& error) {
+  std::vector<std::expected<T, Refusal>> results;
+  results.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) results.emplace_back(std::unexpected(error));
+  return results;
+}
+
+Error incompatible(std::string_view operation, const Recipe& recipe, const Recipe& shards) {
+  return client_error(ErrorCode::incompatible_recipe, operation,
+                      "model \"" + shards.fields().model_id + "\"",
+                      recipe.difference_from(shards));
+}
+
+// Leases that a late reply to OPEN still brings are given back at once, unless they are shared.
+client::LateHandlerOf give_back_late(const Attachment& attachment,
+                                     std::span<const std::shared_ptr<Lease>> leases) {
+  return [capacities = attachment.facts().capacities, leases](std::size_t first,
+                                                              std::size_t count) {
+    const auto part = leases.subspan(first, count);
+    return [capacities, part = std::vector(part.begin(), part.end())](const client::Reply& reply) {
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        const auto result = reply.result<protocol::OperationResult>(i);
+        if (result.outcome != static_cast<std::uint32_t>(protocol::Outcome::done)) continue;
+        if (const auto position = client::check_position(result, capacities)) {
+          part[i]->stands_at(*position);
+        }
+      }
+    };
+  };
+}
+
+}  // namespace
+
+std::expected<Client, Error> Client::attach(const ClientOptions& options, const Recipe& recipe) {
+  auto attachment = Attachment::attach(options, recipe);
+  if (!attachment) {
+    Error error = std::move(attachment.error());
+    if (error.operation.empty()) error.operation = "attach";
+    if (error.object.empty()) error.object = "model \"" + recipe.fields().model_id + "\"";
+    return std::unexpected(std::move(error));
+  }
+  return Client(std::move(*attachment));
+}
+
+Client::Client(std::shared_ptr<Attachment> attachment) : attachment_(std::move(attachment)) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&&) noexcept = default;
+Client::~Client() = default;
+
+const Recipe& Client::recipe() const { return attachment_->recipe(); }
+std::uint32_t Client::chunk_tokens() const { return attachment_->geometry().chunk_tokens; }
+std::uint64_t Client::boot_token() const { return attachment_->facts().boot_token; }
+bool Client::is_connected() const {
+  return attachment_ != nullptr && !attachment_->is_foreign() &&
+         attachment_->connection().is_connected();
+}
+
+std::expected<Context, Refusal> Client::open(const SessionId& session, Epoch epoch,
+                                             const Recipe* recipe) {
+  if (recipe != nullptr && attachment_ != nullptr && *recipe != attachment_->recipe()) {
+    return std::unexpected(incompatible("open", *recipe, attachment_->recipe()));
+  }
+  const std::array keys{ContextKey{session, epoch}};
+  return std::move(open(keys).front());
+}
+
+std::vector<std::expected<Context, Refusal>> Client::open(std::span<const ContextKey> keys) {
+  if (auto error = check_usable(attachment_.get(), "open", Access::write)) {
+    return refuse_all<Context>(keys.size(), *error);
+  }
+  std::vector<protocol::OpenOperation> operations;
+  std::vector<std::shared_ptr<Lease>> leases;
+  for (const ContextKey& key : keys) {
+    auto& operation = operations.emplace_back();
+    operation.context = client::encode_name(key.session, key.epoch);
+    std::ranges::copy(attachment_->recipe().fingerprint(), operation.fingerprint);
+    leases.push_back(
+        std::make_shared<Lease>(attachment_->leases().share(key.session, key.epoch)));
+  }
+  const auto answers = client::ask(
+      attachment_->connection(), protocol::Type::open,
+      std::span<const protocol::OpenOperation>(operations), attachment_->deadline_from_now(),
+      give_back_late(*attachment_, leases));
+
+  std::vector<std::expected<Context, Refusal>> results;
+  results.reserve(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    results.push_back(opened(keys[i], answers[i], std::move(*leases[i])));
+  }
+  return results;
+}
+
+std::expected<View, CacheMiss> Client::resolve(const SessionId& session, Epoch epoch,
+                                               TokenCount expected, LengthMatch match) const {
+  if (attachment_ == nullptr) {
+    return std::unexpected(CacheMiss{session, epoch, expected, MissReason::daemon_unavailable, {},
+                                     {}, {}, ErrorCode::invalid_argument});
+  }
+  return attachment_->resolve(session, epoch, expected, match);
+}
+
+std::expected<View, Refusal> Client::resolve_as(const Recipe& recipe, const SessionId& session,
+                                                Epoch epoch, TokenCount expected,
+                                                LengthMatch match) const {
+  if (attachment_ != nullptr && recipe != attachment_->recipe()) {
+    return std::unexpected(incompatible("resolve", recipe, attachment_->recipe()));
+  }
+  auto view = resolve(session, epoch, expected, match);
+  if (!view) return std::unexpected(std::move(view.error()));
+  return std::move(*view);
+}
+
+std::expected<View, CacheMiss> Client::get(const SessionId& session, Epoch epoch) const {
+  return resolve(session, epoch, TokenCount{0}, LengthMatch::any);
+}
+
+std::vector<std::expected<Writer, Refusal>> Client::append(
+    std::span<const AppendRequest> requests) {
+  if (auto error = check_usable(attachment_.get(), "append", Access::write)) {
+    return refuse_all<Writer>(requests.size(), *error);
+  }
+  std::vector<client::AppendJob> jobs;
+  for (const AppendRequest& request : requests) {
+    if (!is_mine(request.context)) {
+      return refuse_all<Writer>(requests.size(), foreign_context("append"));
+    }
+    jobs.push_back({request.context->state_.get(), request.tokens});
+  }
+  return client::append_all(*attachment_, jobs);
+}
+
+std::vector<std::expected<void, Refusal>> Client::truncate(
+    std::span<const TruncateRequest> requests) {
+  if (auto error = check_usable(attachment_.get(), "truncate", Access::write)) {
+    return refuse_all<void>(requests.size(), *error);
+  }
+  std::vector<client::TruncateJob> jobs;
+  for (const TruncateRequest& request : requests) {
+    if (!is_mine(request.context)) {
+      return refuse_all<void>(requests.size(), foreign_context("truncate"));
+    }
+    jobs.push_back({request.context->state_.get(), request.to});
+  }
+  return client::truncate_all(*attachment_, jobs);
+}
+
+std::expected<void, Refusal> Client::release(const SessionId& session, Epoch epoch) {
+  const std::array keys{ContextKey{session, epoch}};
+  return std::move(release(keys).front());
+}
+
+std::vector<std::expected<void, Refusal>> Client::release(std::span<const ContextKey> keys) {
+  if (auto error = check_usable(attachment_.get(), "release")) {
+    return refuse_all<void>(keys.size(), *error);
+  }
+  std::vector<protocol::ReleaseOperation> operations;
+  for (const ContextKey& key : keys) {
+    operations.push_back({client::encode_name(key.session, key.epoch), 0, 0});
+  }
+  const auto answers = client::ask(attachment_->connection(), protocol::Type::release,
+                                   std::span<const protocol::ReleaseOperation>(operations),
+                                   attachment_->deadline_from_now());
+  std::vector<std::expected<void, Refusal>> results(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    const ContextKey& key = keys[i];
+    if (!answers[i]) {
+      results[i] = std::unexpected(about_key(answers[i].error(), "release", key));
+    } else if (!answers[i]->is_done()) {
+      results[i] = std::unexpected(answers[i]->refusal({"release", key.session, key.epoch}));
+    }
+  }
+  return results;
+}
+
+}  // namespace hotkv

@@ -1,0 +1,136 @@
+// The read path: from a session's name to a view, in memory alone; the daemon is asked about misses.
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <hotkv/view.hpp>
+
+#include "client/library/attachment.hpp"
+#include "client/library/position.hpp"
+#include "client/library/wire.hpp"
+#include "shared/fault_point.hpp"
+
+namespace hotkv {
+namespace {
+
+using client::Asked;
+using client::Place;
+using client::Reply;
+
+// Looks into memory before the daemon is asked. A look fails only while the daemon changes this very
+// context, so a second one nearly always settles it.
+constexpr int kLooksMax = 4;
+// Answers "it is there" of the daemon after which memory is believed. Each costs a round trip; a
+// context that changes its generation between every answer and the look after it is not readable.
+constexpr int kRoundsMax = 4;
+
+bool length_matches(TokenCount published, TokenCount expected, LengthMatch match) {
+  switch (match) {
+    case LengthMatch::exact: return published == expected;
+    case LengthMatch::at_least: return published >= expected;
+    case LengthMatch::any: return true;
+  }
+  return false;
+}
+
+CacheMiss unavailable(const Asked& asked, ErrorCode cause) {
+  return CacheMiss{asked.session, asked.epoch, asked.expected_length,
+                   MissReason::daemon_unavailable, {}, {}, {}, cause};
+}
+
+client::Request explain_request(const Asked& asked, const Fingerprint& fingerprint,
+                                TokenCount expected, LengthMatch match) {
+  protocol::ExplainOperation operation{};
+  operation.context = client::encode_name(asked.session, asked.epoch);
+  std::ranges::copy(fingerprint, operation.fingerprint);
+  operation.expected_tokens = expected.value();
+  operation.match = static_cast<std::uint32_t>(match);
+  client::Request request(protocol::Type::explain);
+  request.add(operation);
+  return request;
+}
+
+}  // namespace
+
+// What one look into memory found.
+struct Attachment::Sighting {
+  enum class Kind {
+    hit,
+    absent,    // not in the index, or with another epoch, or with another length
+    changing,  // a generation ended between two steps: look again
+    refused,   // not readable by this client now: `cause`
+  };
+  Kind kind;
+  std::optional<View> view;
+  ErrorCode cause = ErrorCode::shard_damaged;
+
+  static Sighting hit(View view) { return {Kind::hit, std::move(view)}; }
+  static Sighting absent() { return {Kind::absent, std::nullopt}; }
+  static Sighting changing() { return {Kind::changing, std::nullopt}; }
+  static Sighting refused(ErrorCode cause) { return {Kind::refused, std::nullopt, cause}; }
+};
+
+Attachment::Sighting Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected,
+                                      LengthMatch match) const {
+  const std::optional<Place> place = index_.find(session, epoch);
+  if (!place) return Sighting::absent();
+  return look_at(*place, expected, match);
+}
+
+Attachment::Sighting Attachment::look_at(const Place& place, TokenCount expected,
+                                         LengthMatch match) const {
+  const Generation generation = place.head.generation;
+  HOTKV_FAULT_POINT("resolve.before-pin");
+  const auto word = pins_.claim({place.slot, generation});
+  if (!word) return Sighting::refused(ErrorCode::too_many_pins);
+  client::Pin pin(pins_, *word);
+  HOTKV_FAULT_POINT("resolve.between-pin-and-confirm");
+  // Same generation after the pin: the identity that was compared before it holds, and the chain
+  // stays. Otherwise not a byte has been looked at, and the pin ends with this scope.
+  const auto snapshot = confirm_pin(head(place.slot), length(place.slot), generation);
+  if (!snapshot) return Sighting::changing();
+  if (!length_matches(snapshot->length, expected, match)) return Sighting::absent();
+  touch(place.slot);
+  auto chain = chains_.chain(place.slot, generation, snapshot->tip,
+                             facts_.geometry.chunks_for(snapshot->length));
+  if (!chain) return Sighting::refused(chain.error().code);
+  return Sighting::hit(
+      View(shared_from_this(), std::move(*chain), std::move(pin).release(), snapshot->length));
+}
+
+std::expected<View, CacheMiss> Attachment::resolve(const SessionId& session, Epoch epoch,
+                                                   TokenCount expected, LengthMatch match) const {
+  Asked asked{"resolve", session, epoch};
+  if (match != LengthMatch::any) asked.expected_length = expected;
+  if (is_foreign()) return std::unexpected(unavailable(asked, ErrorCode::used_after_fork));
+  std::optional<Deadline> deadline;  // a hit needs none
+  for (int round = 0; round < kRoundsMax; ++round) {
+    // Also where memory would hit: without a daemon nothing ends a superseded or expired context.
+    if (!connection().is_connected()) {
+      return std::unexpected(unavailable(asked, ErrorCode::daemon_unavailable));
+    }
+    Sighting sighting = Sighting::changing();
+    for (int tried = 0; tried < kLooksMax && sighting.kind == Sighting::Kind::changing; ++tried) {
+      sighting = look(session, epoch, expected, match);
+    }
+    if (sighting.kind == Sighting::Kind::hit) return std::move(*sighting.view);
+    if (sighting.kind == Sighting::Kind::refused) {
+      return std::unexpected(unavailable(asked, sighting.cause));
+    }
+    if (!deadline) deadline = deadline_from_now();
+    auto reply = connection().await(
+        connection().submit(explain_request(asked, recipe_.fingerprint(), expected, match)),
+        *deadline);
+    if (!reply) return std::unexpected(unavailable(asked, reply.error().code));
+    const auto result = reply->result<protocol::OperationResult>(0);
+    if (result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done)) continue;
+    const Refusal refusal = refusal_of(*reply, result, asked);
+    if (refusal.is_miss()) return std::unexpected(refusal.miss());
+    return std::unexpected(unavailable(asked, refusal.error().code));
+  }
+  return std::unexpected(unavailable(asked, ErrorCode::deadline_exceeded));
+}
+
+}  // namespace hotkv

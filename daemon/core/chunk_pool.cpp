@@ -1,0 +1,203 @@
+#include "daemon/core/chunk_pool.hpp"
+
+#include <algorithm>
+
+#include "shared/check.hpp"
+
+namespace hotkv::core {
+
+// ---- chunks -------------------------------------------------------------------------------------
+
+void ChunkPool::take_specific(ChunkIndex chunk) {
+  free_.erase(chunk.value());
+  const ExtentIndex extent = tables_.geometry().extent_of(chunk);
+  if (used_[extent.value()]++ == 0) idle_.erase(extent.value());
+}
+
+ChunkIndex ChunkPool::take() {
+  HOTKV_CHECK(!free_.empty(), "take from an empty pool");
+  const ChunkIndex chunk{*free_.begin()};
+  take_specific(chunk);
+  return chunk;
+}
+
+ChunkIndex ChunkPool::take_from(ExtentIndex extent, std::uint32_t i) {
+  const ChunkIndex chunk{extent.value() * tables_.geometry().chunks_per_extent + i};
+  HOTKV_CHECK(free_.contains(chunk.value()), "a chunk that is not free is taken");
+  take_specific(chunk);
+  return chunk;
+}
+
+void ChunkPool::give_back(ChunkIndex chunk) {
+  HOTKV_CHECK(owners_[chunk.value()] == 0, "an owned chunk is given back");
+  free_.insert(chunk.value());
+  const ExtentIndex extent = tables_.geometry().extent_of(chunk);
+  if (--used_[extent.value()] == 0) idle_.insert(extent.value());
+}
+
+void ChunkPool::place(ChunkIndex chunk, ChunkWord word) {
+  gate_.store(tables_.chunk_word(chunk), word.bits());
+}
+
+ChunkWord ChunkPool::word(ChunkIndex chunk) const {
+  return ChunkWord::from_bits(tables_.chunk_word(chunk).load(std::memory_order_relaxed));
+}
+
+void ChunkPool::ref(ChunkIndex chunk) { ++owners_[chunk.value()]; }
+
+void ChunkPool::unref(ChunkIndex chunk) {
+  std::optional<ChunkIndex> owned = chunk;
+  while (owned && --owners_[owned->value()] == 0) {
+    const std::optional<ChunkIndex> previous = word(*owned).previous;
+    give_back(*owned);
+    owned = previous;
+  }
+}
+
+Tip ChunkPool::ancestor(Tip tip, TokenCount length) const {
+  if (length.value() == 0) return Tip::empty();
+  const std::uint32_t ordinal = (length.value() - 1) / tables_.geometry().chunk_tokens;
+  while (tip.is_chunk()) {
+    const ChunkWord at = word(tip.chunk());
+    if (at.ordinal <= ordinal) return tip;
+    tip = at.previous ? Tip::at(*at.previous) : Tip::empty();
+  }
+  return Tip::empty();
+}
+
+TokenCount ChunkPool::capacity(Tip tip) const {
+  if (!tip.is_chunk()) return TokenCount{0};
+  const std::uint64_t tokens = (std::uint64_t{word(tip.chunk()).ordinal} + 1) *
+                               tables_.geometry().chunk_tokens;
+  return TokenCount{static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(tokens, kContextTokensMax))};
+}
+
+std::vector<ChunkIndex> ChunkPool::exclusive_run(Tip tip) const {
+  std::vector<ChunkIndex> run;
+  while (tip.is_chunk() && owners(tip.chunk()) == 1) {
+    run.push_back(tip.chunk());
+    const auto previous = word(tip.chunk()).previous;
+    tip = previous ? Tip::at(*previous) : Tip::empty();
+  }
+  return run;
+}
+
+// ---- extents ------------------------------------------------------------------------------------
+
+std::uint32_t ChunkPool::absent_count() const {
+  return tables_.geometry().extent_count - static_cast<std::uint32_t>(states_.size()) +
+         static_cast<std::uint32_t>(absent_.size());
+}
+
+void ChunkPool::grow_to(ExtentIndex extent) {
+  const std::size_t count = std::size_t{extent.value()} + 1;
+  for (std::size_t i = states_.size(); i < count; ++i) absent_.insert(static_cast<std::uint32_t>(i));
+  if (states_.size() >= count) return;
+  states_.resize(count, ExtentState::absent);
+  used_.resize(count, 0);
+  owners_.resize(count * tables_.geometry().chunks_per_extent, 0);
+}
+
+ExtentIndex ChunkPool::begin_arrival() {
+  HOTKV_CHECK(absent_count() > 0, "no extent is absent");
+  if (absent_.empty()) grow_to(ExtentIndex{static_cast<std::uint32_t>(states_.size())});
+  const ExtentIndex extent{*absent_.begin()};
+  absent_.erase(absent_.begin());
+  states_[extent.value()] = ExtentState::arriving;
+  ++arriving_count_;
+  return extent;
+}
+
+void ChunkPool::end_arrival(ExtentIndex extent, bool arrived) {
+  HOTKV_CHECK(state(extent) == ExtentState::arriving, "an extent arrives that was not ordered");
+  --arriving_count_;
+  if (!arrived) {
+    states_[extent.value()] = ExtentState::absent;
+    absent_.insert(extent.value());
+    return;
+  }
+  states_[extent.value()] = ExtentState::present;
+  ++present_count_;
+  idle_.insert(extent.value());
+  const std::uint32_t per_extent = tables_.geometry().chunks_per_extent;
+  for (std::uint32_t i = 0; i < per_extent; ++i) free_.insert(extent.value() * per_extent + i);
+}
+
+void ChunkPool::begin_departure(ExtentIndex extent) {
+  HOTKV_CHECK(idle_.contains(extent.value()), "an extent in use departs");
+  idle_.erase(extent.value());
+  const std::uint32_t per_extent = tables_.geometry().chunks_per_extent;
+  for (std::uint32_t i = 0; i < per_extent; ++i) free_.erase(extent.value() * per_extent + i);
+  states_[extent.value()] = ExtentState::leaving;
+  --present_count_;
+  ++leaving_count_;
+}
+
+void ChunkPool::end_departure(ExtentIndex extent, bool departed) {
+  HOTKV_CHECK(state(extent) == ExtentState::leaving, "an extent departs that was not ordered to");
+  --leaving_count_;
+  if (departed) {
+    states_[extent.value()] = ExtentState::absent;
+    absent_.insert(extent.value());
+    return;
+  }
+  states_[extent.value()] = ExtentState::arriving;
+  ++arriving_count_;
+  end_arrival(extent, true);
+}
+
+ChunkPool::ExtentState ChunkPool::state(ExtentIndex extent) const {
+  return extent.value() < states_.size() ? states_[extent.value()] : ExtentState::absent;
+}
+
+// ---- rebuild ------------------------------------------------------------------------------------
+
+void ChunkPool::reset(const std::vector<ExtentIndex>& present) {
+  owners_.clear();
+  used_.clear();
+  states_.clear();
+  free_.clear();
+  idle_.clear();
+  absent_.clear();
+  present_count_ = arriving_count_ = leaving_count_ = 0;
+  for (const ExtentIndex extent : present) {
+    grow_to(extent);
+    absent_.erase(extent.value());
+    states_[extent.value()] = ExtentState::arriving;
+    ++arriving_count_;
+    end_arrival(extent, true);
+  }
+}
+
+void ChunkPool::adopt_chain(Tip tip) {
+  if (!tip.is_chunk()) return;
+  std::optional<ChunkIndex> owned = tip.chunk();
+  while (owned) {
+    const bool counted_before = owners(*owned) > 0;
+    ref(*owned);
+    if (counted_before) return;  // what it owns below is counted once, by it
+    take_specific(*owned);
+    owned = word(*owned).previous;
+  }
+}
+
+bool ChunkPool::is_sound(Tip tip) const {
+  if (!tip.is_chunk()) return true;
+  std::optional<ChunkIndex> at = tip.chunk();
+  std::optional<std::uint32_t> above;
+  while (at) {
+    if (at->value() >= tables_.geometry().chunk_count ||
+        state(tables_.geometry().extent_of(*at)) != ExtentState::present) {
+      return false;
+    }
+    const ChunkWord here = word(*at);
+    if (above && here.ordinal + 1 != *above) return false;
+    if ((here.ordinal == 0) != !here.previous.has_value()) return false;
+    above = here.ordinal;
+    at = here.previous;
+  }
+  return true;
+}
+
+}  // namespace hotkv::core

@@ -1,0 +1,321 @@
+#include "daemon/core/core.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "daemon/core/core_impl.hpp"
+
+namespace hotkv::core {
+
+Core::Core(Limits limits, std::function<std::uint64_t()> now_ms, PageLiveness& liveness)
+    : impl_(std::make_unique<Impl>(limits, std::move(now_ms), liveness)) {}
+
+Core::~Core() = default;
+
+// ---- clients ------------------------------------------------------------------------------------
+
+std::expected<Core::PageGrant, Error> Core::attach(ShardId shard_id, Access access,
+                                                   std::uint32_t pid, std::uint64_t cookie) {
+  Shard& shard = impl_->shards.at(shard_id);
+  auto page = shard.pages.take(access, pid, cookie);
+  if (!page) {
+    impl_->reap(shard);
+    page = shard.pages.take(access, pid, cookie);
+  }
+  if (!page) {
+    return std::unexpected(Error{ErrorCode::too_many_clients, "attach", impl_->describe(shard),
+                                 "all " + std::to_string(shard.pages.taken_count()) +
+                                     " pages are taken"});
+  }
+  return PageGrant{{shard_id, *page}, cookie};
+}
+
+void Core::disconnected(ClientId client) {
+  impl_->grants.drop_client(client);
+  Shard& shard = impl_->shards.at(client.shard);
+  shard.pages.disconnect(client.page);
+  if (!impl_->liveness.is_alive(client)) shard.free_page(client.page);
+}
+
+Access Core::access_of(ClientId client) const {
+  return impl_->shards.at(client.shard).pages.access(client.page);
+}
+
+// ---- operations ---------------------------------------------------------------------------------
+
+Outcome<Position> Core::open(ClientId client, const SessionId& session, Epoch epoch,
+                             const Fingerprint& fingerprint) {
+  Shard& shard = impl_->shards.at(client.shard);
+  if (auto error = impl_->check_recipe("open", shard, fingerprint)) {
+    return impl_->refuse(shard, std::move(*error));
+  }
+  if (const auto known = shard.ledger.find(session); known && epoch < known->epoch) {
+    return impl_->refuse(shard, {ErrorCode::stale_epoch, "open", session_name(session),
+                                 "epoch " + std::to_string(known->epoch.value()) +
+                                     " has been seen, got " + std::to_string(epoch.value())});
+  }
+  const auto live = shard.sessions.find(session);
+  if (live && shard.epoch(*live) == epoch) return impl_->take_lease(shard, client.page, *live);
+  return impl_->make_context(shard, client.page, session, epoch, live);
+}
+
+std::variant<Position, Refusal, Waiting> Core::append(ClientId client, const SessionId& session,
+                                                      Epoch epoch, Generation generation,
+                                                      TokenCount up_to) {
+  Shard& shard = impl_->shards.at(client.shard);
+  auto slot = impl_->held_slot("append", shard, client.page, session, epoch, generation);
+  if (!slot) return std::move(slot.error());
+  shard.note_use(*slot, impl_->now_ms());
+  auto answer = impl_->grants.append(client, *slot, up_to);
+  ++(std::holds_alternative<Refusal>(answer) ? shard.counters.refusals : shard.counters.appends);
+  return answer;
+}
+
+Outcome<Position> Core::truncate(ClientId client, const SessionId& session, Epoch epoch,
+                                 Generation generation, TokenCount from, TokenCount to) {
+  Shard& shard = impl_->shards.at(client.shard);
+  const auto slot = impl_->held_slot("truncate", shard, client.page, session, epoch, generation);
+  if (!slot) return std::unexpected(slot.error());
+  const TokenCount length = shard.published(*slot);
+  shard.note_use(*slot, impl_->now_ms());
+  // Told again after its answer was lost: done. The generation that stands is in the answer.
+  if (length == to) return shard.position(*slot);
+  if (length != from || to > from) {
+    const bool wrong_from = length != from;
+    return impl_->refuse(
+        shard, {wrong_from ? ErrorCode::length_mismatch : ErrorCode::invalid_argument, "truncate",
+                session_name(session),
+                "to " + std::to_string(to.value()) + " from " + std::to_string(from.value()) +
+                    ", published are " + std::to_string(length.value()) + " tokens"});
+  }
+  if (!shard.has_generations_left(*slot)) return impl_->refuse_exhausted("truncate", shard, *slot);
+  shard.truncate(*slot, to);
+  ++shard.counters.truncates;
+  return shard.position(*slot);
+}
+
+Outcome<void> Core::close(ClientId client, const SessionId& session, Epoch epoch,
+                          Generation generation) {
+  Shard& shard = impl_->shards.at(client.shard);
+  const auto slot = impl_->held_slot("close", shard, client.page, session, epoch, generation);
+  if (!slot) return std::unexpected(slot.error());
+  if (!shard.has_generations_left(*slot)) return impl_->refuse_exhausted("close", shard, *slot);
+  // A writer of this client may still be under way on another thread: the next holder must not share
+  // its chunks, so the generation ends with the lease. Grants that were not used are freed by it.
+  shard.cut_off_writers(*slot);
+  shard.set_holder(*slot, std::nullopt);
+  return {};
+}
+
+Outcome<void> Core::release(ClientId client, const SessionId& session, Epoch epoch,
+                            Generation generation) {
+  Shard& shard = impl_->shards.at(client.shard);
+  const auto slot = shard.find(session, epoch);
+  if (!slot) {
+    return std::unexpected(shard.absence(session, epoch, std::nullopt, impl_->now_ms()));
+  }
+  if (generation != Generation{0} && shard.head(*slot).generation != generation) {
+    return impl_->refuse(shard, lease_lost("release", session, "it is a newer generation"));
+  }
+  shard.retire(*slot, MissReason::released, impl_->now_ms());
+  ++shard.counters.releases;
+  return {};
+}
+
+Outcome<Position> Core::explain(ClientId client, const SessionId& session, Epoch epoch,
+                                const Fingerprint& fingerprint, TokenCount expected,
+                                LengthMatch match) {
+  Shard& shard = impl_->shards.at(client.shard);
+  if (auto error = impl_->check_recipe("resolve", shard, fingerprint)) {
+    return impl_->refuse(shard, std::move(*error));
+  }
+  std::optional<TokenCount> asked;
+  if (match != LengthMatch::any) asked = expected;
+  const auto slot = shard.find(session, epoch);
+  CacheMiss miss = shard.absence(session, epoch, asked, impl_->now_ms());
+  if (slot) {
+    const TokenCount length = shard.published(*slot);
+    const bool matches = match == LengthMatch::any ||
+                         (match == LengthMatch::exact ? length == expected : length >= expected);
+    if (matches) {
+      ++shard.counters.hits_explained;
+      return shard.position(*slot);
+    }
+    miss.reason = MissReason::seq_len_mismatch;
+    miss.known_length = length;
+  }
+  ++shard.counters.misses[static_cast<std::uint32_t>(miss.reason)];
+  return std::unexpected(std::move(miss));
+}
+
+void Core::end_message(ShardId shard) {
+  if (impl_->shards.contains(shard)) impl_->shards.at(shard).sweep();
+}
+
+// ---- time and memory ----------------------------------------------------------------------------
+
+void Core::tick() {
+  for (const auto& [id, shard] : impl_->shards.map()) {
+    impl_->reap(*shard);
+    impl_->expire(*shard);
+    shard->sweep();
+  }
+}
+
+std::vector<MemoryOrder> Core::take_memory_orders() { return impl_->grants.take_orders(); }
+
+void Core::memory_order_done(std::uint64_t order_id, std::expected<void, Error> result,
+                             bool punched) {
+  impl_->grants.order_done(order_id, result, punched);
+}
+
+std::vector<FinishedGrant> Core::take_finished_grants() { return impl_->grants.take_finished(); }
+
+void Core::set_store_probe(StoreProbe probe) { impl_->gate.set_probe(std::move(probe)); }
+
+// ---- Impl ---------------------------------------------------------------------------------------
+
+Core::Impl::Impl(Limits the_limits, std::function<std::uint64_t()> now, PageLiveness& the_liveness)
+    : limits(the_limits),
+      now_ms(std::move(now)),
+      liveness(the_liveness),
+      grants(limits, shards, now_ms, [this](Shard& shard) { reap(shard); }),
+      reclaim(limits, shards) {}
+
+std::string Core::Impl::describe(const Shard& shard) {
+  return "shard \"" + escape_bytes(shard.key.model_id) + "\" layers " +
+         std::to_string(shard.key.layers.first) + "-" + std::to_string(shard.key.layers.last);
+}
+
+std::unexpected<Refusal> Core::Impl::refuse(Shard& shard, Error error) {
+  ++shard.counters.refusals;
+  return std::unexpected(Refusal(std::move(error)));
+}
+
+std::unexpected<Refusal> Core::Impl::refuse_exhausted(const char* operation, Shard& shard,
+                                                      SlotIndex slot) {
+  return refuse(shard, {ErrorCode::generations_exhausted, operation,
+                        session_name(shard.session(slot)), "open a higher epoch"});
+}
+
+std::optional<Error> Core::Impl::check_recipe(const char* operation, const Shard& shard,
+                                              const Fingerprint& fingerprint) {
+  if (shard.recipe.fingerprint() == fingerprint) return std::nullopt;
+  std::string text = shard.recipe.canonical_text();
+  std::ranges::replace(text, '\n', ' ');
+  return Error{ErrorCode::incompatible_recipe, operation, describe(shard),
+               "the request's fingerprint is not that of the shard's recipe: " + text};
+}
+
+Outcome<SlotIndex> Core::Impl::held_slot(const char* operation, Shard& shard, PageIndex page,
+                                         const SessionId& session, Epoch epoch,
+                                         Generation generation) {
+  const auto slot = shard.find(session, epoch);
+  if (!slot) return std::unexpected(shard.absence(session, epoch, std::nullopt, now_ms()));
+  if (shard.holder(*slot) != page) {
+    return refuse(shard, lease_lost(operation, session, "another worker holds it, or nobody"));
+  }
+  if (shard.head(*slot).generation != generation) {
+    return refuse(shard, lease_lost(operation, session,
+                                    "generation " + std::to_string(generation.value()) +
+                                        " is over, it is " +
+                                        std::to_string(shard.head(*slot).generation.value())));
+  }
+  return *slot;
+}
+
+Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex slot) {
+  auto holder = shard.holder(slot);
+  if (holder && *holder != page && !shard.pages.is_connected(*holder) &&
+      !liveness.is_alive({shard.id, *holder})) {
+    shard.free_page(*holder);  // the holder is gone: nobody writes any more, the lease is free
+    holder.reset();
+  }
+  if (holder && *holder != page) {
+    if (shard.pages.is_connected(*holder)) {
+      return refuse(shard, {ErrorCode::session_busy, "open", session_name(shard.session(slot)),
+                            "held by the client of page " + std::to_string(holder->value()) +
+                                ", pid " + std::to_string(shard.pages.pid(*holder))});
+    }
+    // It lives but hung up, and may be writing at this moment: a new generation cuts it off.
+    if (!shard.has_generations_left(slot)) return refuse_exhausted("open", shard, slot);
+    shard.cut_off_writers(slot);
+    ++shard.counters.takeovers;
+  }
+  if (holder != page) shard.set_holder(slot, page);
+  shard.note_use(slot, now_ms());
+  ++shard.counters.opens;
+  return shard.position(slot);
+}
+
+Outcome<Position> Core::Impl::make_context(Shard& shard, PageIndex page, const SessionId& session,
+                                           Epoch epoch, std::optional<SlotIndex> superseded) {
+  const std::uint64_t now = now_ms();
+  if (!superseded) {
+    if (!shard.sessions.has_index_room(session)) {
+      return refuse(shard, {ErrorCode::too_many_sessions, "open", session_name(session),
+                            "its hash collides with those of too many others"});
+    }
+    if (auto error = make_slot_room(shard, session)) return refuse(shard, std::move(*error));
+  }
+  // The moment from which lower epochs are stale; everything after it can be finished by a rebuild.
+  const auto forgotten = shard.ledger.remember(session, epoch, now);
+  if (forgotten && now - std::min(*forgotten, now) < limits.tombstone_ttl_ms) {
+    ++shard.counters.forgotten_early;
+  }
+  if (superseded) shard.retire(*superseded, MissReason::superseded_epoch, now);
+  const auto slot = shard.sessions.take_free();
+  if (!slot) {  // every slot is worn out: after some 10^13 contexts
+    return refuse(shard, {ErrorCode::too_many_sessions, "open", session_name(session),
+                          "every slot of the shard is worn out"});
+  }
+  shard.open(*slot, session, epoch, page, now);
+  ++shard.counters.opens;
+  return shard.position(*slot);
+}
+
+std::optional<Error> Core::Impl::make_slot_room(Shard& shard, const SessionId& session) {
+  const std::uint32_t cap = std::min(limits.session_cap, shard.tables.capacities().slot_count);
+  bool reaped = false;
+  while (shard.sessions.live_count() >= cap) {
+    const auto victim = reclaim.choose_one(shard, now_ms());
+    if (victim) {
+      shard.retire(*victim, MissReason::evicted_lru, now_ms());
+    } else if (!reaped) {
+      reap(shard);
+      reaped = true;
+    } else {
+      ++shard.counters.evictions_in_vain;
+      return Error{ErrorCode::too_many_sessions, "open", session_name(session),
+                   "all " + std::to_string(cap) + " contexts of " + describe(shard) +
+                       " are pinned"};
+    }
+  }
+  return std::nullopt;
+}
+
+void Core::Impl::reap(Shard& shard) {
+  for (const PageIndex page : shard.pages.taken()) {
+    if (shard.pages.is_connected(page) || liveness.is_alive({shard.id, page})) continue;
+    shard.free_page(page);
+  }
+}
+
+void Core::Impl::expire(Shard& shard) {
+  if (limits.ttl_ms == 0) return;
+  const std::uint64_t now = now_ms();
+  std::optional<PinSet> pins;  // read only if something is old enough
+  std::size_t looked_at = 0;
+  shard.walk_least_recent(now, [&](SlotIndex slot) {
+    if (now - std::min(shard.recency.used_ms(slot), now) < limits.ttl_ms) return false;
+    if (!pins) pins = shard.pages.scan_pins();
+    if (pins->contains(slot, shard.head(slot).generation)) {
+      shard.recency.touch(slot, now);  // pinned is in use
+    } else {
+      shard.retire(slot, MissReason::evicted_ttl, now);
+    }
+    return ++looked_at < kExpirationsPerTickMax;
+  });
+}
+
+}  // namespace hotkv::core

@@ -1,0 +1,61 @@
+#pragma once
+// The inside of the core, shared by core.cpp (operations), core_shards.cpp (making and adopting) and
+// core_look.cpp (looking).
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/core/core.hpp"
+#include "daemon/core/grants.hpp"
+#include "daemon/core/reclaim.hpp"
+#include "daemon/core/shards.hpp"
+#include "daemon/core/store_gate.hpp"
+
+namespace hotkv::core {
+
+// Contexts that one shard expires in one tick; the rest comes a second later. Bounds a turn's work.
+inline constexpr std::size_t kExpirationsPerTickMax = 4096;
+
+class Core::Impl {
+ public:
+  Impl(Limits limits, std::function<std::uint64_t()> now_ms, PageLiveness& liveness);
+
+  [[nodiscard]] static std::string describe(const Shard& shard);
+  // Counts a refusal.
+  [[nodiscard]] std::unexpected<Refusal> refuse(Shard& shard, Error error);
+  [[nodiscard]] std::unexpected<Refusal> refuse_exhausted(const char* operation, Shard& shard,
+                                                          SlotIndex slot);
+  [[nodiscard]] static std::optional<Error> check_recipe(const char* operation, const Shard& shard,
+                                                         const Fingerprint& fingerprint);
+  // The slot of a context that `page` holds in this generation.
+  [[nodiscard]] Outcome<SlotIndex> held_slot(const char* operation, Shard& shard, PageIndex page,
+                                             const SessionId& session, Epoch epoch,
+                                             Generation generation);
+  [[nodiscard]] Outcome<Position> take_lease(Shard& shard, PageIndex page, SlotIndex slot);
+  [[nodiscard]] Outcome<Position> make_context(Shard& shard, PageIndex page,
+                                               const SessionId& session, Epoch epoch,
+                                               std::optional<SlotIndex> superseded);
+  // Evicts until one more context is below the session cap.
+  [[nodiscard]] std::optional<Error> make_slot_room(Shard& shard, const SessionId& session);
+  // Frees the pages of clients that hung up and are gone.
+  void reap(Shard& shard);
+  void expire(Shard& shard);
+  // Drops a shard without contexts and clients, of this owner if one is given.
+  bool drop_empty_shard(std::optional<std::uint32_t> owner_uid);
+  [[nodiscard]] ContextInfo context_info(const Shard& shard, SlotIndex slot,
+                                         const PinSet& pins) const;
+
+  Limits limits;
+  std::function<std::uint64_t()> now_ms;
+  PageLiveness& liveness;
+  StoreGate gate;
+  Shards shards;
+  Grants grants;
+  Reclaim reclaim;
+  std::vector<ShardId> dropped;
+  std::uint64_t next_shard_id = 1;
+};
+
+}  // namespace hotkv::core

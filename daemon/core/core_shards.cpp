@@ -1,0 +1,112 @@
+#include <algorithm>
+#include <string>
+
+#include "daemon/core/core.hpp"
+#include "daemon/core/core_impl.hpp"
+#include "daemon/core/rebuild.hpp"
+
+namespace hotkv::core {
+
+std::optional<ShardId> Core::find_shard(const ShardKey& key) const {
+  const Shard* shard = impl_->shards.find(key);
+  if (shard == nullptr) return std::nullopt;
+  return shard->id;
+}
+
+bool Core::Impl::drop_empty_shard(std::optional<std::uint32_t> owner_uid) {
+  for (auto& [id, shard] : shards.map()) {
+    if (owner_uid && shard->key.owner_uid != *owner_uid) continue;
+    reap(*shard);
+    if (shard->sessions.live_count() != 0 || shard->pages.taken_count() != 0 ||
+        grants.has_orders_for(id)) {
+      continue;
+    }
+    dropped.push_back(id);
+    shards.map().erase(id);
+    return true;
+  }
+  return false;
+}
+
+std::expected<ShardPlan, Error> Core::plan_shard(std::uint32_t owner_uid, const Recipe& recipe) {
+  const auto& map = impl_->shards.map();
+  const std::string object = "model \"" + escape_bytes(recipe.fields().model_id) + '"';
+  const auto owned = [&] {
+    return std::ranges::count_if(
+        map, [&](const auto& entry) { return entry.second->key.owner_uid == owner_uid; });
+  };
+  const Limits& limits = impl_->limits;
+  if (std::cmp_greater_equal(owned(), limits.max_shards_per_owner) &&
+      !impl_->drop_empty_shard(owner_uid)) {
+    return std::unexpected(Error{ErrorCode::too_many_shards, "attach", object,
+                                 "uid " + std::to_string(owner_uid) + " has " +
+                                     std::to_string(owned()) + " shards, the most for one owner"});
+  }
+  if (map.size() >= limits.max_shards && !impl_->drop_empty_shard(std::nullopt)) {
+    return std::unexpected(Error{ErrorCode::too_many_shards, "attach", object,
+                                 "there are " + std::to_string(map.size()) +
+                                     " shards, the most for this daemon"});
+  }
+  // The arena's size is a limit, not memory: one shard may come to use the whole budget.
+  auto geometry =
+      Geometry::make(recipe, {limits.chunk_tokens, limits.huge_pages, limits.max_bytes});
+  if (!geometry) return std::unexpected(geometry.error());
+  const Capacities capacities = capacities_for(limits.session_cap, limits.tombstones,
+                                               limits.clients_per_shard, *geometry);
+  return ShardPlan{owner_uid, recipe, *geometry, capacities, FileLayout::of(capacities, *geometry)};
+}
+
+ShardId Core::add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy) {
+  ShardTables::format(memory, plan, entropy);
+  const ShardId id{impl_->next_shard_id++};
+  impl_->shards.map().emplace(
+      id, std::make_unique<Shard>(id, plan.recipe, memory, plan.capacities, plan.geometry,
+                                  impl_->gate));
+  return id;
+}
+
+std::expected<ShardId, Error> Core::adopt_shard(
+    ShardMemory memory, std::span<const std::string> certified_architectures,
+    const std::function<bool(ExtentIndex)>& provisioned) {
+  const auto damaged = [](std::string field, std::string cause) {
+    return std::unexpected(
+        Error{ErrorCode::shard_damaged, "adopt", std::move(field), std::move(cause)});
+  };
+  if (memory.tables.size() < sizeof(TablesHeader)) return damaged("tables", "file is too small");
+  const auto& header = *reinterpret_cast<const TablesHeader*>(memory.tables.data());
+  if (auto checked = check_header(header); !checked) return std::unexpected(checked.error());
+  if (memory.tables.size() != header.tables_bytes || memory.arena.size() != header.arena_bytes ||
+      memory.pages.size() != header.pages_bytes) {
+    return damaged("files", "sizes are not those of the header");
+  }
+  auto recipe = decode_recipe(header.recipe, certified_architectures);
+  if (!recipe) return std::unexpected(recipe.error());
+  const Geometry geometry = decode_geometry(header.geometry);
+  if (geometry.layer_count != recipe->fields().layers.count() ||
+      geometry.key_row_bytes != recipe->key_row_bytes() ||
+      geometry.value_row_bytes != recipe->value_row_bytes()) {
+    return damaged("geometry", "is not that of the recipe");
+  }
+  if (impl_->shards.find(
+          {header.owner_uid, recipe->fields().model_id, recipe->fields().layers}) != nullptr) {
+    return damaged("files", "a shard of the same owner, model and layers is there already");
+  }
+  const ShardId id{impl_->next_shard_id++};
+  auto shard = std::make_unique<Shard>(id, std::move(*recipe), memory, header.capacities, geometry,
+                                       impl_->gate);
+  Rebuild(*shard, impl_->gate, impl_->now_ms()).run(provisioned);
+  impl_->reap(*shard);
+  shard->sweep();
+  impl_->shards.map().emplace(id, std::move(shard));
+  return id;
+}
+
+std::vector<ShardId> Core::take_dropped_shards() { return std::exchange(impl_->dropped, {}); }
+
+const Recipe& Core::recipe_of(ShardId shard) const { return impl_->shards.at(shard).recipe; }
+
+std::uint64_t Core::boot_token_of(ShardId shard) const {
+  return impl_->shards.at(shard).tables.header().boot_token;
+}
+
+}  // namespace hotkv::core

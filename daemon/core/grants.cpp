@@ -1,0 +1,260 @@
+#include "daemon/core/grants.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "shared/check.hpp"
+
+namespace hotkv::core {
+namespace {
+
+// A reader can pin a victim between the choice and the end of it; then there is less than was
+// reckoned, and the choice is made again. More than this is not misfortune but a pinned shard.
+constexpr int kReclaimAttempts = 3;
+
+std::uint64_t chunks_above(std::uint64_t tokens, std::uint64_t chunk_tokens) {
+  return (tokens + chunk_tokens - 1) / chunk_tokens;
+}
+
+}  // namespace
+
+std::string session_name(const SessionId& session) { return "session \"" + session.escaped() + '"'; }
+
+Error lease_lost(std::string operation, const SessionId& session, std::string cause) {
+  return {ErrorCode::lease_lost, std::move(operation), session_name(session), std::move(cause)};
+}
+
+Grants::Grants(const Limits& limits, Shards& shards, std::function<std::uint64_t()> now_ms,
+               std::function<void(Shard&)> reap)
+    : limits_(limits),
+      shards_(shards),
+      now_ms_(std::move(now_ms)),
+      reap_(std::move(reap)),
+      reclaim_(limits, shards) {}
+
+Grants::Plan Grants::plan(const Shard& shard, SlotIndex slot, TokenCount up_to) {
+  Plan plan{up_to, shard.published(slot), false, 0};
+  plan.copies_tail = shard.needs_tail_copy(slot, plan.length);
+  const std::uint64_t chunk_tokens = shard.tables.geometry().chunk_tokens;
+  // With a copy the chain ends at the chunk that holds the last published token.
+  const std::uint64_t capacity =
+      plan.copies_tail ? chunks_above(plan.length.value(), chunk_tokens) * chunk_tokens
+                       : shard.chunks.capacity(shard.head(slot).tip).value();
+  const std::uint64_t writable = plan.copies_tail ? plan.length.value() : capacity;
+  if (up_to.value() <= writable) {
+    plan.copies_tail = false;
+    return plan;
+  }
+  plan.chunks = plan.copies_tail ? 1 : 0;
+  if (up_to.value() > capacity) plan.chunks += chunks_above(up_to.value() - capacity, chunk_tokens);
+  return plan;
+}
+
+Error Grants::over_budget(const Shard& shard, SlotIndex slot, std::uint64_t chunks) const {
+  const std::uint64_t stride = shard.tables.geometry().chunk_stride_bytes;
+  const Supply supply = reclaim_.supply_for(shard);
+  const std::int64_t room = std::max<std::int64_t>(
+      0, std::min(supply.room + supply.idle, supply.owner_room + supply.owner_idle));
+  const std::uint64_t free = supply.free_chunks * stride + static_cast<std::uint64_t>(room);
+  const std::uint64_t needed = chunks * stride;
+  return {ErrorCode::budget_exceeded, "append", session_name(shard.session(slot)),
+          "needed " + std::to_string(needed) + " bytes, free " + std::to_string(free) +
+              ", not to be evicted (pinned, or its own) " +
+              std::to_string(std::max<std::int64_t>(shards_.provisioned_bytes() -
+                                                        static_cast<std::int64_t>(
+                                                            supply.free_chunks * stride) -
+                                                        supply.idle,
+                                                    0)) +
+              ", budget " + std::to_string(limits_.max_bytes)};
+}
+
+std::optional<Error> Grants::refuse_if_hopeless(const Shard& shard, SlotIndex slot,
+                                                TokenCount up_to) const {
+  const Geometry& g = shard.tables.geometry();
+  const std::uint64_t chunks = g.chunks_for(up_to);
+  const std::uint64_t bytes =
+      (chunks + g.chunks_per_extent - 1) / g.chunks_per_extent * g.extent_bytes;
+  const std::uint64_t bound =
+      limits_.max_bytes_per_owner == 0
+          ? limits_.max_bytes
+          : std::min(limits_.max_bytes, limits_.max_bytes_per_owner);
+  if (bytes <= bound && chunks <= g.chunk_count) return std::nullopt;
+  return over_budget(shard, slot, chunks);
+}
+
+std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks) {
+  if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
+  // Somebody needs memory: the occasion to ask whether clients that hung up are gone.
+  for (const auto& [id, each] : shards_.map()) {
+    reap_(*each);
+    each->sweep();
+  }
+  for (int attempt = 0; attempt < kReclaimAttempts; ++attempt) {
+    if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
+    const auto victims = reclaim_.choose_victims(shard, chunks, keep, now_ms_());
+    if (!victims) break;
+    for (const Victim& victim : *victims) {
+      shards_.at(victim.shard).retire(victim.slot, MissReason::evicted_lru, now_ms_());
+    }
+    for (const auto& [id, each] : shards_.map()) each->sweep();
+  }
+  if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
+  ++shard.counters.evictions_in_vain;
+  return over_budget(shard, keep, chunks);
+}
+
+Position Grants::apply(Shard& shard, SlotIndex slot, const Plan& plan,
+                       std::vector<ChunkIndex> supply) {
+  const auto next = [&supply] {
+    HOTKV_CHECK(!supply.empty(), "a grant reckoned with too few chunks");
+    const ChunkIndex chunk = supply.back();
+    supply.pop_back();
+    return chunk;
+  };
+  if (plan.copies_tail) shard.copy_tail(slot, plan.length, next());
+  while (plan.up_to > shard.chunks.capacity(shard.head(slot).tip)) shard.link(slot, next());
+  for (const ChunkIndex chunk : supply) shard.chunks.give_back(chunk);
+  return shard.position(slot);
+}
+
+Grants::Answer Grants::append(ClientId client, SlotIndex slot, TokenCount up_to) {
+  Shard& shard = shards_.at(client.shard);
+  if (up_to.value() > kContextTokensMax) {
+    return Refusal(Error{ErrorCode::invalid_argument, "append", session_name(shard.session(slot)),
+                         "a context holds at most " + std::to_string(kContextTokensMax) +
+                             " tokens, asked for " + std::to_string(up_to.value())});
+  }
+  if (auto error = refuse_if_hopeless(shard, slot, up_to)) return Refusal(std::move(*error));
+  const Plan planned = plan(shard, slot, up_to);
+  if (planned.chunks == 0) return shard.position(slot);
+  if (planned.copies_tail && !shard.has_generations_left(slot)) {
+    return Refusal(Error{ErrorCode::generations_exhausted, "append",
+                         session_name(shard.session(slot)), "open a higher epoch"});
+  }
+  if (auto error = make_room(shard, slot, planned.chunks)) return Refusal(std::move(*error));
+  if (shard.chunks.free_count() >= planned.chunks) {
+    std::vector<ChunkIndex> chunks;
+    for (std::uint64_t i = 0; i < planned.chunks; ++i) chunks.push_back(shard.chunks.take());
+    std::ranges::reverse(chunks);  // apply() takes from the back: lowest chunk first
+    return apply(shard, slot, planned, std::move(chunks));
+  }
+  if (orders_.size() >= limits_.waiting_grants_max) {
+    return Refusal(Error{ErrorCode::too_many_waiting, "append", session_name(shard.session(slot)),
+                         std::to_string(orders_.size()) + " appends wait for memory already"});
+  }
+  const std::uint64_t ticket = next_id_;
+  place_order(shard, planned.chunks,
+              Waiter{client, slot, shard.session(slot), shard.epoch(slot),
+                     shard.head(slot).generation, up_to});
+  return Waiting{ticket};
+}
+
+void Grants::place_order(Shard& shard, std::uint64_t chunks, Waiter waiter) {
+  Order order{next_id_++, shard.id, {}, {}, {}, std::move(waiter)};
+  while (order.booked.size() < chunks && shard.chunks.free_count() > 0) {
+    order.booked.push_back(shard.chunks.take());
+  }
+  const std::uint64_t missing = chunks - order.booked.size();
+  order.departures = reclaim_.begin_departures(shard, missing);
+  const Geometry& g = shard.tables.geometry();
+  for (std::uint64_t coming = 0; coming < missing; coming += g.chunks_per_extent) {
+    order.arrivals.push_back(shard.chunks.begin_arrival());
+  }
+  MemoryOrder work{order.id, {}, {}};
+  const auto range = [](const Shard& of, ExtentIndex extent) {
+    const Geometry& geometry = of.tables.geometry();
+    return ExtentRange{of.id,
+                       ByteOffset{of.tables.first_chunk_offset().value() +
+                                  geometry.extent_offset(extent).value()},
+                       geometry.extent_bytes};
+  };
+  for (const auto& [id, extent] : order.departures) {
+    work.punch.push_back(range(shards_.at(id), extent));
+  }
+  for (const ExtentIndex extent : order.arrivals) work.provision.push_back(range(shard, extent));
+  new_orders_.push_back(std::move(work));
+  orders_.emplace(order.id, std::move(order));
+}
+
+void Grants::order_done(std::uint64_t order_id, const std::expected<void, Error>& result,
+                        bool punched) {
+  const auto found = orders_.find(order_id);
+  if (found == orders_.end()) return;
+  Order order = std::move(found->second);
+  orders_.erase(found);
+  for (const auto& [id, extent] : order.departures) {
+    shards_.at(id).chunks.end_departure(extent, punched);
+  }
+  Shard& shard = shards_.at(order.shard);
+  for (const ExtentIndex extent : order.arrivals) {
+    shard.chunks.end_arrival(extent, result.has_value());
+    if (!result || !order.waiter) continue;
+    // All of an extent's chunks are booked first; what the append does not need it gives back.
+    for (std::uint32_t i = 0; i < shard.tables.geometry().chunks_per_extent; ++i) {
+      order.booked.push_back(shard.chunks.take_from(extent, i));
+    }
+  }
+  if (!order.waiter) {
+    for (const ChunkIndex chunk : order.booked) shard.chunks.give_back(chunk);
+    return;
+  }
+  finished_.push_back(
+      {order.id, finish(shard, *order.waiter, std::move(order.booked), result)});
+}
+
+Outcome<Position> Grants::finish(Shard& shard, const Waiter& waiter,
+                                 std::vector<ChunkIndex> booked,
+                                 const std::expected<void, Error>& result) {
+  const auto refuse = [&](Refusal refusal) -> Outcome<Position> {
+    for (const ChunkIndex chunk : booked) shard.chunks.give_back(chunk);
+    return std::unexpected(std::move(refusal));
+  };
+  const auto slot = shard.find(waiter.session, waiter.epoch);
+  if (!slot) return refuse(shard.absence(waiter.session, waiter.epoch, std::nullopt, now_ms_()));
+  if (*slot != waiter.slot || shard.head(*slot).generation != waiter.generation ||
+      shard.holder(*slot) != waiter.client.page) {
+    return refuse(lease_lost("append", waiter.session, "it changed while memory was fetched"));
+  }
+  if (!result) {
+    Error error = result.error();
+    error.operation = "append";
+    error.object = session_name(waiter.session);
+    return refuse(std::move(error));
+  }
+  // In one generation nothing raises the need, except a scribble on the length word.
+  const Plan planned = plan(shard, *slot, waiter.up_to);
+  if (planned.chunks > booked.size()) {
+    return refuse(Error{ErrorCode::shard_damaged, "append", session_name(waiter.session),
+                        "its length word was overwritten"});
+  }
+  std::ranges::sort(booked, std::ranges::greater{});
+  return apply(shard, *slot, planned, std::move(booked));
+}
+
+void Grants::drop_client(ClientId client) {
+  for (auto& [id, order] : orders_) {
+    if (!order.waiter || order.waiter->client != client) continue;
+    order.waiter.reset();
+    for (const ChunkIndex chunk : order.booked) shards_.at(order.shard).chunks.give_back(chunk);
+    order.booked.clear();
+  }
+}
+
+std::vector<ChunkIndex> Grants::booked(ShardId shard) const {
+  std::vector<ChunkIndex> chunks;
+  for (const auto& [id, order] : orders_) {
+    if (order.shard == shard) chunks.insert(chunks.end(), order.booked.begin(), order.booked.end());
+  }
+  return chunks;
+}
+
+bool Grants::has_orders_for(ShardId shard) const {
+  return std::ranges::any_of(orders_, [&](const auto& entry) {
+    const Order& order = entry.second;
+    return order.shard == shard ||
+           std::ranges::any_of(order.departures,
+                               [&](const auto& departure) { return departure.first == shard; });
+  });
+}
+
+}  // namespace hotkv::core

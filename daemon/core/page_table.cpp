@@ -1,0 +1,88 @@
+#include "daemon/core/page_table.hpp"
+
+#include <algorithm>
+
+#include "shared/check.hpp"
+
+namespace hotkv::core {
+
+PageTable::PageTable(const ShardTables& tables, StoreGate& gate)
+    : tables_(tables), gate_(gate), clients_(tables.capacities().page_count) {}
+
+std::optional<PageIndex> PageTable::take(Access access, std::uint32_t pid, std::uint64_t cookie) {
+  const auto found = std::ranges::find(clients_, false, &Client::taken);
+  if (found == clients_.end()) return std::nullopt;
+  const PageIndex page{static_cast<std::uint32_t>(found - clients_.begin())};
+  PageRecord& r = tables_.page_record(page);
+  gate_.store(r.access, static_cast<std::uint32_t>(access));
+  gate_.store(r.cookie, cookie);
+  gate_.store(r.pid, pid);
+  gate_.store(r.state, static_cast<std::uint32_t>(PageState::taken));
+  found->taken = true;
+  found->connected = true;
+  ++taken_count_;
+  taken_below_ = std::max(taken_below_, page.value() + 1);
+  return page;
+}
+
+void PageTable::free(PageIndex page) {
+  Client& client = clients_[page.value()];
+  HOTKV_CHECK(client.taken && client.held_slots.empty(), "a page with leases is freed");
+  ClientPage& untrusted = tables_.untrusted_page(page);
+  const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
+                                      kPinsPerPage);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    untrusted.pins[i].store(0, std::memory_order_relaxed);
+  }
+  untrusted.high_water.store(0, std::memory_order_release);
+  gate_.store(tables_.page_record(page).state, static_cast<std::uint32_t>(PageState::free));
+  client.taken = false;
+  client.connected = false;
+  --taken_count_;
+}
+
+Access PageTable::access(PageIndex page) const {
+  const auto number = tables_.page_record(page).access.load(std::memory_order_relaxed);
+  return number == static_cast<std::uint32_t>(Access::write) ? Access::write : Access::read;
+}
+
+std::uint32_t PageTable::pid(PageIndex page) const {
+  return tables_.page_record(page).pid.load(std::memory_order_relaxed);
+}
+
+std::vector<PageIndex> PageTable::taken() const {
+  std::vector<PageIndex> pages;
+  for (std::uint32_t i = 0; i < taken_below_; ++i) {
+    if (clients_[i].taken) pages.push_back(PageIndex{i});
+  }
+  return pages;
+}
+
+PinSet PageTable::scan_pins() const {
+  PinSet pins;
+  for (std::uint32_t i = 0; i < taken_below_; ++i) {
+    if (!clients_[i].taken) continue;
+    const ClientPage& untrusted = tables_.untrusted_page(PageIndex{i});
+    const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
+                                        kPinsPerPage);
+    for (std::uint32_t word = 0; word < used; ++word) {
+      if (const auto pin = load_untrusted_pin(untrusted.pins[word])) pins.add(*pin);
+    }
+  }
+  return pins;
+}
+
+void PageTable::rebuild() {
+  taken_count_ = 0;
+  taken_below_ = 0;
+  for (std::uint32_t i = 0; i < clients_.size(); ++i) {
+    const auto state = tables_.page_record(PageIndex{i}).state.load(std::memory_order_relaxed);
+    clients_[i] = Client{};
+    clients_[i].taken = state == static_cast<std::uint32_t>(PageState::taken);
+    if (!clients_[i].taken) continue;
+    ++taken_count_;
+    taken_below_ = i + 1;
+  }
+}
+
+}  // namespace hotkv::core

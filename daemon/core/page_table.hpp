@@ -1,0 +1,78 @@
+#pragma once
+// The clients of a shard: who has which page, what they pin, which leases they hold.
+
+#include <cstdint>
+#include <optional>
+#include <unordered_set>
+#include <vector>
+
+#include <hotkv/types.hpp>
+
+#include "daemon/core/shard_tables.hpp"
+#include "daemon/core/store_gate.hpp"
+
+namespace hotkv::core {
+
+// The pins of one moment: which generations somebody has claimed.
+class PinSet {
+ public:
+  void add(PinWord pin) { bits_.insert(pin.bits()); }
+  [[nodiscard]] bool contains(SlotIndex slot, Generation generation) const {
+    return bits_.contains(PinWord{slot, generation}.bits());
+  }
+  [[nodiscard]] std::size_t size() const { return bits_.size(); }
+
+ private:
+  std::unordered_set<std::uint64_t> bits_;
+};
+
+// A page is taken from the attach of its client until its mapping is gone, connected or not.
+class PageTable {
+ public:
+  PageTable(const ShardTables& tables, StoreGate& gate);
+
+  // Nothing: every page is taken.
+  [[nodiscard]] std::optional<PageIndex> take(Access access, std::uint32_t pid,
+                                              std::uint64_t cookie);
+  void disconnect(PageIndex page) { clients_[page.value()].connected = false; }
+  // The client's mapping is gone: its pins count no more and its page can be taken again. The caller
+  // has ended its leases.
+  void free(PageIndex page);
+
+  [[nodiscard]] bool is_taken(PageIndex page) const {
+    return page.value() < clients_.size() && clients_[page.value()].taken;
+  }
+  [[nodiscard]] bool is_connected(PageIndex page) const {
+    return clients_[page.value()].connected;
+  }
+  [[nodiscard]] Access access(PageIndex page) const;
+  [[nodiscard]] std::uint32_t pid(PageIndex page) const;
+  [[nodiscard]] std::uint32_t taken_count() const { return taken_count_; }
+  [[nodiscard]] std::vector<PageIndex> taken() const;
+
+  // Slots whose lease the client holds.
+  [[nodiscard]] std::unordered_set<std::uint32_t>& held_slots(PageIndex page) {
+    return clients_[page.value()].held_slots;
+  }
+
+  // Reads every used pin word of every taken page: D2 of words.hpp, after the stores of D1.
+  [[nodiscard]] PinSet scan_pins() const;
+
+  // Takes over the records; nobody is connected.
+  void rebuild();
+
+ private:
+  struct Client {
+    bool taken = false;
+    bool connected = false;
+    std::unordered_set<std::uint32_t> held_slots;
+  };
+
+  const ShardTables& tables_;
+  StoreGate& gate_;
+  std::vector<Client> clients_;
+  std::uint32_t taken_count_ = 0;
+  std::uint32_t taken_below_ = 0;  // every taken page lies below
+};
+
+}  // namespace hotkv::core

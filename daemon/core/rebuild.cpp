@@ -1,0 +1,165 @@
+#include "daemon/core/rebuild.hpp"
+
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+
+namespace hotkv::core {
+namespace {
+
+bool is_state(std::uint32_t number, SlotState state) {
+  return number == static_cast<std::uint32_t>(state);
+}
+
+}  // namespace
+
+void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
+  std::vector<ExtentIndex> present;
+  for (std::uint32_t i = 0; i < shard_.tables.geometry().extent_count; ++i) {
+    if (provisioned(ExtentIndex{i})) present.push_back(ExtentIndex{i});
+  }
+  shard_.chunks.reset(present);
+  shard_.ledger.rebuild();
+  shard_.kept_heads.rebuild();
+  shard_.pages.rebuild();
+
+  for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
+    settle_slot(SlotIndex{i});
+  }
+  lose_duplicates();
+  for (const SlotIndex homeless : shard_.sessions.rebuild()) {
+    lose(homeless, MissReason::lost_in_restart);
+  }
+  settle_kept_heads();
+
+  for (const SlotIndex slot : shard_.live_slots()) {
+    shard_.chunks.adopt_chain(shard_.head(slot).tip);
+    shard_.ledger.revive(shard_.session(slot));
+    settle_holder(slot);
+    shard_.recency.touch(
+        slot,
+        std::min(shard_.tables.slot(slot).used_ms.load(std::memory_order_relaxed), now_ms_));
+  }
+  for (const KeptHead& kept : shard_.kept_heads.all()) {
+    shard_.chunks.adopt_chain(kept.head.tip);
+  }
+}
+
+void Rebuild::settle_slot(SlotIndex slot) {
+  SlotRecord& record = shard_.tables.slot(slot);
+  const std::uint32_t state = record.state.load(std::memory_order_relaxed);
+  const HeadWord head = shard_.head(slot);
+  if (is_state(state, SlotState::worn_out) && head.tip.is_free()) return;
+  if (is_state(state, SlotState::live) && !head.tip.is_free()) {
+    settle_live_slot(slot);
+    return;
+  }
+  if (state == 0 && head.tip.is_free()) return;
+  // Opening or retiring (or nonsense): the slot becomes free. Only a retiring context's chain may be
+  // pinned; an opening one has none.
+  const bool retiring = miss_reason_from_number(state - kRetiringBase).has_value();
+  free_slot(slot, retiring);
+}
+
+void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
+  SlotRecord& record = shard_.tables.slot(slot);
+  const HeadWord old = shard_.head(slot);
+  if (!old.tip.is_free()) {
+    const auto kept = shard_.kept_heads.all();
+    const bool is_kept = std::ranges::any_of(
+        kept, [&](const KeptHead& k) { return k.slot == slot && k.head == old; });
+    if (keep_chain && old.tip.is_chunk() && !is_kept && shard_.chunks.is_sound(old.tip) &&
+        shard_.kept_heads.has_room()) {
+      shard_.kept_heads.keep(slot, old);
+    }
+    const Generation next{old.generation.value() + 1};
+    gate_.probe();
+    exchange_length(shard_.tables.length_word(slot), {next, TokenCount{0}});
+    gate_.store_head(record.head, {next, Tip::free()});
+  }
+  const bool worn_out = !shard_.has_generations_left(slot);
+  gate_.store(record.state,
+              static_cast<std::uint32_t>(worn_out ? SlotState::worn_out : SlotState::free));
+}
+
+void Rebuild::lose(SlotIndex slot, MissReason reason) {
+  SlotRecord& record = shard_.tables.slot(slot);
+  if (const auto session = read_session_id(record.id_bytes, record.id)) {
+    const bool sound = shard_.chunks.is_sound(shard_.head(slot).tip);
+    (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+    shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
+  }
+  gate_.store(record.state, kRetiringBase + static_cast<std::uint32_t>(reason));
+  free_slot(slot, true);
+  ++shard_.counters.ended[static_cast<std::uint32_t>(reason)];
+}
+
+void Rebuild::settle_live_slot(SlotIndex slot) {
+  SlotRecord& record = shard_.tables.slot(slot);
+  const HeadWord head = shard_.head(slot);
+  const auto session = read_session_id(record.id_bytes, record.id);
+  if (!session || !shard_.chunks.is_sound(head.tip)) {
+    lose(slot, MissReason::lost_in_restart);
+    return;
+  }
+  const auto entry = shard_.ledger.find(*session);
+  if (entry && shard_.epoch(slot) < entry->epoch) {
+    lose(slot, MissReason::superseded_epoch);
+    return;
+  }
+  if (!entry) (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+
+  const auto untrusted =
+      LengthWord::from_bits(shard_.tables.length_word(slot).load(std::memory_order_acquire));
+  const bool is_next = untrusted.generation.value() == head.generation.value() + 1;
+  if ((untrusted.generation != head.generation && !is_next) ||
+      untrusted.tokens > shard_.chunks.capacity(head.tip)) {
+    lose(slot, MissReason::lost_in_restart);
+    return;
+  }
+  if (!is_next) return;
+  // Between steps 2 and 3 of end_generation. The kept head stands already, unless the word is a
+  // writer's scribble; then it is kept now, so that the old generation's pins hold all the same.
+  const auto kept = shard_.kept_heads.all();
+  const bool is_kept = std::ranges::any_of(
+      kept, [&](const KeptHead& k) { return k.slot == slot && k.head == head; });
+  if (head.tip.is_chunk() && !is_kept && shard_.kept_heads.has_room()) {
+    shard_.kept_heads.keep(slot, head);
+  }
+  gate_.store_head(record.head, {untrusted.generation,
+                                 shard_.chunks.ancestor(head.tip, untrusted.tokens)});
+}
+
+// No order of stores leaves one session in two slots; damaged memory can.
+void Rebuild::lose_duplicates() {
+  std::unordered_map<SessionId, SlotIndex> seen;
+  for (const SlotIndex slot : shard_.live_slots()) {
+    const auto [place, first] = seen.try_emplace(shard_.session(slot), slot);
+    if (first) continue;
+    const bool newer = shard_.epoch(slot) > shard_.epoch(place->second);
+    lose(newer ? place->second : slot, MissReason::lost_in_restart);
+    if (newer) place->second = slot;
+  }
+}
+
+void Rebuild::settle_kept_heads() {
+  shard_.kept_heads.drop_if(
+      [&](const KeptHead& kept) {
+        return kept.slot.value() >= shard_.tables.capacities().slot_count ||
+               !kept.head.tip.is_chunk() || !shard_.chunks.is_sound(kept.head.tip) ||
+               shard_.head(kept.slot).generation == kept.head.generation;
+      },
+      [](const KeptHead&) {});  // nothing is counted yet
+}
+
+void Rebuild::settle_holder(SlotIndex slot) {
+  const auto page = shard_.holder(slot);
+  if (!page) return;
+  if (shard_.pages.is_taken(*page)) {
+    shard_.pages.held_slots(*page).insert(slot.value());
+  } else {
+    gate_.store(shard_.tables.slot(slot).holder, 0);
+  }
+}
+
+}  // namespace hotkv::core

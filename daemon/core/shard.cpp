@@ -1,0 +1,283 @@
+#include "daemon/core/shard.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "shared/check.hpp"
+
+namespace hotkv::core {
+
+Shard::Shard(ShardId shard_id, Recipe shard_recipe, ShardMemory memory,
+             const Capacities& capacities, const Geometry& geometry, StoreGate& gate)
+    : id(shard_id),
+      key{reinterpret_cast<const TablesHeader*>(memory.tables.data())->owner_uid,
+          shard_recipe.fields().model_id, shard_recipe.fields().layers},
+      recipe(std::move(shard_recipe)),
+      tables(memory, capacities, geometry),
+      sessions(tables, gate),
+      ledger(tables, gate),
+      chunks(tables, gate),
+      kept_heads(tables, gate),
+      pages(tables, gate),
+      gate_(gate) {}
+
+// ---- looking ------------------------------------------------------------------------------------
+
+Epoch Shard::epoch(SlotIndex slot) const {
+  return Epoch{tables.slot(slot).epoch.load(std::memory_order_relaxed)};
+}
+
+SessionId Shard::session(SlotIndex slot) const {
+  const SlotRecord& record = tables.slot(slot);
+  const auto id_read = read_session_id(record.id_bytes, record.id);
+  HOTKV_CHECK(id_read.has_value(), "a live slot has no session id");
+  return *id_read;
+}
+
+std::optional<PageIndex> Shard::holder(SlotIndex slot) const {
+  const std::uint32_t page = tables.slot(slot).holder.load(std::memory_order_relaxed);
+  if (page == 0) return std::nullopt;
+  return PageIndex{page - 1};
+}
+
+TokenCount Shard::published(SlotIndex slot) const {
+  const HeadWord now = head(slot);
+  const auto untrusted =
+      LengthWord::from_bits(tables.length_word(slot).load(std::memory_order_acquire));
+  if (untrusted.generation != now.generation) return TokenCount{0};
+  return std::min(untrusted.tokens, chunks.capacity(now.tip));
+}
+
+bool Shard::needs_tail_copy(SlotIndex slot, TokenCount length) const {
+  if (length.value() % tables.geometry().chunk_tokens == 0) return false;
+  const Tip tail = chunks.ancestor(head(slot).tip, length);
+  return tail.is_chunk() && chunks.owners(tail.chunk()) > 1;
+}
+
+Position Shard::position(SlotIndex slot) const {
+  const HeadWord now = head(slot);
+  const TokenCount length = published(slot);
+  // Chunks behind the tail were linked in this generation, so this head alone owns them.
+  const TokenCount writable = needs_tail_copy(slot, length) ? length : chunks.capacity(now.tip);
+  return {slot, now.generation, now.tip, length, writable};
+}
+
+std::optional<SlotIndex> Shard::find(const SessionId& wanted, Epoch wanted_epoch) const {
+  const auto slot = sessions.find(wanted);
+  if (!slot || epoch(*slot) != wanted_epoch) return std::nullopt;
+  return slot;
+}
+
+CacheMiss Shard::absence(const SessionId& wanted, Epoch wanted_epoch,
+                         std::optional<TokenCount> expected, std::uint64_t now_ms) const {
+  CacheMiss miss{wanted, wanted_epoch, expected, MissReason::unknown_session, {}, {}, {}, {}};
+  const auto entry = ledger.find(wanted);
+  if (!entry) return miss;
+  miss.known_epoch = entry->epoch;
+  if (entry->fate) {
+    miss.known_length = entry->last_length;
+    miss.age_ms = now_ms >= entry->ended_ms ? now_ms - entry->ended_ms : 0;
+  }
+  if (wanted_epoch < entry->epoch) {
+    miss.reason = MissReason::superseded_epoch;
+  } else if (wanted_epoch == entry->epoch && entry->fate &&
+             *entry->fate != MissReason::superseded_epoch) {
+    // (The highest epoch cannot have been superseded: that fate is of the context before it, and
+    // the opening of this one was cut short.)
+    miss.reason = *entry->fate;
+  }
+  return miss;
+}
+
+std::uint64_t Shard::last_used_ms(SlotIndex slot, std::uint64_t now_ms) const {
+  const std::uint64_t seen = recency.used_ms(slot);
+  const std::uint64_t age = touch_age_ms(
+      tables.untrusted_touch(slot).load(std::memory_order_relaxed), now_ms);
+  return age < now_ms ? std::max(seen, now_ms - age) : seen;
+}
+
+std::uint64_t Shard::provisioned_bytes() const {
+  return (std::uint64_t{chunks.present_count()} + chunks.arriving_count()) *
+         tables.geometry().extent_bytes;
+}
+
+// ---- the end of a generation --------------------------------------------------------------------
+
+// The one mechanism behind truncate, take-over, close, tail copy and retire. Stores, in this order:
+//   1. kept head := old {slot, generation, tip}: the old chain keeps its owner
+//   2. length: exchange to the next generation: late publishes fail from here on
+//   3. head := {next generation, next tip}
+// Killed after 1, the kept head is still current and is dropped; killed after 2, the next daemon
+// sees a length of generation + 1 and does 3 itself (Rebuild). A reader that pinned the old
+// generation before 3 is seen by the sweep that follows (words.hpp, PIN AGAINST RECYCLE).
+void Shard::end_generation(SlotIndex slot, const Successor& successor) {
+  const HeadWord old = head(slot);
+  const Generation next{old.generation.value() + 1};
+  if (old.tip.is_chunk()) {
+    if (!kept_heads.has_room()) sweep();
+    kept_heads.keep(slot, old);
+  }
+  AtomicWord& word = tables.length_word(slot);
+  TokenCount length = successor.length.value_or(TokenCount{0});
+  gate_.probe();
+  if (successor.length) {
+    exchange_length(word, {next, length});
+  } else {
+    // Keep the count whatever it is at the moment of the exchange: a publish that came first is
+    // part of it, a later one fails.
+    std::uint64_t seen = word.load(std::memory_order_acquire);
+    do {
+      const auto untrusted = LengthWord::from_bits(seen);
+      length = untrusted.generation == old.generation
+                   ? std::min(untrusted.tokens, chunks.capacity(old.tip))
+                   : TokenCount{0};
+    } while (!word.compare_exchange_weak(seen, LengthWord{next, length}.bits(),
+                                         std::memory_order_acq_rel, std::memory_order_acquire));
+  }
+  const Tip tip = successor.tip.value_or(chunks.ancestor(old.tip, length));
+  if (tip.is_chunk()) chunks.ref(tip.chunk());
+  gate_.store_head(tables.slot(slot).head, {next, tip});
+}
+
+void Shard::truncate(SlotIndex slot, TokenCount to) { end_generation(slot, {to, std::nullopt}); }
+
+void Shard::cut_off_writers(SlotIndex slot) { end_generation(slot, {std::nullopt, std::nullopt}); }
+
+void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
+  const Tip tail = chunks.ancestor(head(slot).tip, length);
+  HOTKV_CHECK(tail.is_chunk(), "a tail copy without a tail");
+  // The shared tail cannot change under the copy: written in place = exactly one owner.
+  const auto from = tables.chunk(tail.chunk());
+  std::memcpy(tables.chunk(taken).data(), from.data(), from.size());
+  const ChunkWord place = chunks.word(tail.chunk());
+  chunks.place(taken, place);
+  if (place.previous) chunks.ref(*place.previous);
+  // The length is the one that was copied: tokens published meanwhile could only be scribbles, as
+  // nobody was granted room in a shared tail.
+  end_generation(slot, {length, Tip::at(taken)});
+  ++counters.tail_copies;
+}
+
+void Shard::link(SlotIndex slot, ChunkIndex taken) {
+  const HeadWord now = head(slot);
+  ChunkWord place;
+  if (now.tip.is_chunk()) {
+    place.previous = now.tip.chunk();
+    place.ordinal = chunks.word(now.tip.chunk()).ordinal + 1;
+  }
+  chunks.place(taken, place);
+  // The head owns the new chunk; the old tip's owner is now the new chunk instead of the head.
+  chunks.ref(taken);
+  gate_.store_head(tables.slot(slot).head, {now.generation, Tip::at(taken)});
+}
+
+// ---- the life of a context ----------------------------------------------------------------------
+
+void Shard::open(SlotIndex free_slot, const SessionId& new_session, Epoch new_epoch,
+                 PageIndex new_holder, std::uint64_t now_ms) {
+  SlotRecord& record = tables.slot(free_slot);
+  const Generation next{head(free_slot).generation.value() + 1};
+  gate_.store(record.state, static_cast<std::uint32_t>(SlotState::opening));
+  gate_.store(record.epoch, new_epoch.value());
+  gate_.store(record.id_bytes, new_session.size_bytes());
+  for (std::size_t i = 0; i < SessionId::kWords; ++i) {
+    gate_.store(record.id[i], new_session.words()[i]);
+  }
+  gate_.store(record.holder, new_holder.value() + 1);
+  gate_.store(record.opened_ms, now_ms);
+  gate_.store(record.used_ms, now_ms);
+  gate_.probe();
+  exchange_length(tables.length_word(free_slot), {next, TokenCount{0}});
+  gate_.store_head(record.head, {next, Tip::empty()});
+  gate_.store(record.state, static_cast<std::uint32_t>(SlotState::live));
+  ledger.revive(new_session);
+  sessions.insert(new_session, free_slot);
+  pages.held_slots(new_holder).insert(free_slot.value());
+  recency.touch(free_slot, now_ms);
+}
+
+void Shard::set_holder(SlotIndex slot, std::optional<PageIndex> next) {
+  if (const auto old = holder(slot)) pages.held_slots(*old).erase(slot.value());
+  gate_.store(tables.slot(slot).holder, next ? next->value() + 1 : 0);
+  if (next) pages.held_slots(*next).insert(slot.value());
+}
+
+void Shard::retire(SlotIndex slot, MissReason reason, std::uint64_t now_ms) {
+  SlotRecord& record = tables.slot(slot);
+  const SessionId ended = session(slot);
+  ledger.bury(ended, reason, published(slot), now_ms);
+  // From this store on the context is over: a daemon killed later finishes it.
+  gate_.store(record.state, kRetiringBase + static_cast<std::uint32_t>(reason));
+  end_generation(slot, {TokenCount{0}, Tip::free()});
+  const bool worn_out = !has_generations_left(slot);
+  gate_.store(record.state,
+              static_cast<std::uint32_t>(worn_out ? SlotState::worn_out : SlotState::free));
+  sessions.remove(ended, slot);
+  if (const auto page = holder(slot)) pages.held_slots(*page).erase(slot.value());
+  recency.remove(slot);
+  if (!worn_out) sessions.give_back(slot);
+  ++counters.ended[static_cast<std::uint32_t>(reason)];
+}
+
+void Shard::note_use(SlotIndex slot, std::uint64_t now_ms) {
+  gate_.store(tables.slot(slot).used_ms, now_ms);
+  recency.touch(slot, now_ms);
+}
+
+void Shard::sweep() {
+  if (kept_heads.count() == 0) return;
+  const PinSet pins = pages.scan_pins();
+  kept_heads.drop_if(
+      [&](const KeptHead& kept) { return !pins.contains(kept.slot, kept.head.generation); },
+      [&](const KeptHead& kept) { chunks.unref(kept.head.tip.chunk()); });
+}
+
+void Shard::free_page(PageIndex page) {
+  const auto held = pages.held_slots(page);  // a copy: set_holder changes the original
+  for (const std::uint32_t slot : held) set_holder(SlotIndex{slot}, std::nullopt);
+  pages.free(page);
+  sweep();
+}
+
+std::vector<SlotIndex> Shard::live_slots() const {
+  std::vector<SlotIndex> slots;
+  for (std::uint32_t i = 0; i < tables.capacities().slot_count; ++i) {
+    if (!head(SlotIndex{i}).tip.is_free()) slots.push_back(SlotIndex{i});
+  }
+  return slots;
+}
+
+// Chunks that kept heads own and no live context does.
+std::uint32_t Shard::kept_only_chunks() const {
+  if (kept_heads.count() == 0) return 0;
+  std::unordered_set<std::uint32_t> seen;
+  const auto walk = [&](Tip tip) {
+    std::uint32_t fresh = 0;
+    for (; tip.is_chunk() && seen.insert(tip.chunk().value()).second; ++fresh) {
+      const auto previous = chunks.word(tip.chunk()).previous;
+      tip = previous ? Tip::at(*previous) : Tip::empty();
+    }
+    return fresh;
+  };
+  for (const SlotIndex slot : live_slots()) walk(head(slot).tip);
+  std::uint32_t kept_only = 0;
+  for (const KeptHead& kept : kept_heads.all()) kept_only += walk(kept.head.tip);
+  return kept_only;
+}
+
+Account Shard::account() const {
+  const Geometry& g = tables.geometry();
+  Account account;
+  account.provisioned = provisioned_bytes();
+  account.in_transit = std::uint64_t{chunks.arriving_count()} * g.extent_bytes;
+  const std::uint64_t tail = g.extent_bytes - g.chunks_per_extent * g.chunk_stride_bytes;
+  account.free = std::uint64_t{chunks.free_count()} * g.chunk_stride_bytes +
+                 std::uint64_t{chunks.present_count()} * tail;
+  account.kept = std::uint64_t{kept_only_chunks()} * g.chunk_stride_bytes;
+  const std::uint64_t in_use =
+      std::uint64_t{chunks.present_count()} * g.chunks_per_extent - chunks.free_count();
+  account.used = in_use * g.chunk_stride_bytes - account.kept;
+  return account;
+}
+
+}  // namespace hotkv::core

@@ -1,0 +1,143 @@
+#include "daemon/linux_shard_files.hpp"
+
+#include <sys/random.h>
+
+#include <cerrno>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "daemon/platform/page_lock.hpp"
+
+namespace hotkv {
+namespace {
+
+using platform::ByteRange;
+using platform::FileRange;
+
+// The job that gives a dropped arena back; no order of the core ever has this number.
+constexpr std::uint64_t kDropJob = std::numeric_limits<std::uint64_t>::max();
+
+ByteRange page_range(const FileLayout& layout, PageIndex page) {
+  return {layout.client_page(page).value(), sizeof(ClientPage)};
+}
+
+Error no_such_shard(const char* operation, core::ShardId shard) {
+  return Error{ErrorCode::system_error, operation, "shard " + std::to_string(shard.value()),
+               "its files were given up", 0};
+}
+
+}  // namespace
+
+std::expected<LinuxShardFiles::File, Error> LinuxShardFiles::make_file(const char* role,
+                                                                       std::uint64_t size_bytes,
+                                                                       bool huge_pages) {
+  auto memory = platform::MemoryFile::create(role, size_bytes);
+  if (!memory) return std::unexpected(std::move(memory.error()));
+  auto mapping = Mapping::map(memory->fd(),
+                              {.size_bytes = size_bytes,
+                               .access = MapAccess::read_write,
+                               .align_to_huge_page = huge_pages,
+                               .advise_huge_pages = huge_pages},
+                              role);
+  if (!mapping) return std::unexpected(std::move(mapping.error()));
+  return File{std::make_shared<const platform::MemoryFile>(*std::move(memory)),
+              *std::move(mapping)};
+}
+
+std::expected<server::PreparedShard, Error> LinuxShardFiles::prepare(const core::ShardPlan& plan) {
+  prepared_.reset();
+  auto tables = make_file("tables", plan.layout.tables_bytes, false);
+  if (!tables) return std::unexpected(std::move(tables.error()));
+  auto arena = make_file("arena", plan.layout.arena_bytes, huge_pages_);
+  if (!arena) return std::unexpected(std::move(arena.error()));
+  auto pages = make_file("pages", plan.layout.pages_bytes, false);
+  if (!pages) return std::unexpected(std::move(pages.error()));
+  const auto boot_token = random_number();
+  if (!boot_token) return std::unexpected(boot_token.error());
+  const auto first_key = random_number();
+  if (!first_key) return std::unexpected(first_key.error());
+  const auto second_key = random_number();
+  if (!second_key) return std::unexpected(second_key.error());
+  prepared_.emplace(Shard{*std::move(tables), *std::move(arena), *std::move(pages), plan.layout});
+  return server::PreparedShard{{prepared_->tables.mapping.bytes(), prepared_->arena.mapping.bytes(),
+                                prepared_->pages.mapping.bytes()},
+                               {*boot_token, {*first_key, *second_key}}};
+}
+
+void LinuxShardFiles::keep(core::ShardId shard) {
+  if (prepared_) shards_.emplace(shard, *std::exchange(prepared_, std::nullopt));
+}
+
+// The last descriptor of a large arena would give its memory back here, on the loop's thread; as a
+// job that punches it first, the helper thread does.
+void LinuxShardFiles::drop(core::ShardId shard) {
+  const auto found = shards_.find(shard);
+  if (found == shards_.end()) return;
+  const auto arena = found->second.arena.memory;
+  (void)provisioner_.submit({kDropJob, {FileRange{arena, {0, arena->size_bytes()}}}, {}});
+  shards_.erase(found);
+}
+
+std::expected<server::AttachFiles, Error> LinuxShardFiles::open_for(core::ClientId client,
+                                                                    Access access) {
+  const auto found = shards_.find(client.shard);
+  if (found == shards_.end()) return std::unexpected(no_such_shard("attach", client.shard));
+  const Shard& shard = found->second;
+  auto tables = shard.tables.memory->reopen(MapAccess::read_only);
+  if (!tables) return std::unexpected(std::move(tables.error()));
+  auto arena = shard.arena.memory->reopen(access == Access::write ? MapAccess::read_write
+                                                                  : MapAccess::read_only);
+  if (!arena) return std::unexpected(std::move(arena.error()));
+  auto pages = platform::lock_range(*shard.pages.memory, page_range(shard.layout, client.page));
+  if (!pages) return std::unexpected(std::move(pages.error()));
+  return server::AttachFiles{{*std::move(tables), *std::move(arena), *std::move(pages)},
+                             shard.layout.tables_bytes,
+                             shard.layout.arena_bytes,
+                             shard.layout.pages_bytes};
+}
+
+bool LinuxShardFiles::is_alive(core::ClientId client) {
+  const auto found = shards_.find(client.shard);
+  if (found == shards_.end()) return false;
+  const Shard& shard = found->second;
+  return platform::is_range_locked(shard.pages.memory->fd(), page_range(shard.layout, client.page))
+      .value_or(true);
+}
+
+std::expected<std::vector<FileRange>, Error> LinuxShardFiles::file_ranges(
+    const std::vector<core::ExtentRange>& extents) const {
+  std::vector<FileRange> ranges;
+  for (const core::ExtentRange& extent : extents) {
+    const auto found = shards_.find(extent.shard);
+    if (found == shards_.end()) return std::unexpected(no_such_shard("provision", extent.shard));
+    ranges.push_back(
+        {found->second.arena.memory, {extent.arena_offset.value(), extent.size_bytes}});
+  }
+  return ranges;
+}
+
+std::expected<void, Error> LinuxShardFiles::run(const core::MemoryOrder& order) {
+  auto punches = file_ranges(order.punch);
+  if (!punches) return std::unexpected(std::move(punches.error()));
+  auto allocations = file_ranges(order.provision);
+  if (!allocations) return std::unexpected(std::move(allocations.error()));
+  return provisioner_.submit({order.id, *std::move(punches), *std::move(allocations)});
+}
+
+std::vector<platform::ProvisionCompletion> LinuxShardFiles::take_completions() {
+  auto completions = provisioner_.take_completions();
+  std::erase_if(completions, [](const auto& completion) { return completion.id == kDropJob; });
+  return completions;
+}
+
+std::expected<std::uint64_t, Error> LinuxShardFiles::random_number() {
+  for (;;) {
+    std::uint64_t number = 0;
+    const ssize_t got = ::getrandom(&number, sizeof number, 0);
+    if (got < 0 && errno != EINTR) return std::unexpected(system_error("getrandom", ""));
+    if (got == sizeof number && number != 0) return number;
+  }
+}
+
+}  // namespace hotkv

@@ -1,0 +1,64 @@
+// hotkvd: the daemon that owns the KV cache.
+
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <span>
+#include <string>
+
+#include <hotkv/error.hpp>
+
+#include "daemon/config.hpp"
+#include "daemon/daemon.hpp"
+
+namespace {
+
+// What a script can tell apart.
+constexpr int kExitOther = 1;
+constexpr int kExitConfiguration = 2;
+constexpr int kExitAddressInUse = 3;
+constexpr int kExitPermission = 4;
+
+int exit_code(const hotkv::Error& error) {
+  using enum hotkv::ErrorCode;
+  if (error.code == address_in_use) return kExitAddressInUse;
+  if (error.code == configuration_error || error.code == invalid_argument) {
+    return kExitConfiguration;
+  }
+  if (error.code == access_denied || error.os_errno == EACCES || error.os_errno == EPERM) {
+    return kExitPermission;
+  }
+  return kExitOther;
+}
+
+int fail(const hotkv::Error& error) {
+  std::fprintf(stderr, "hotkvd: %s\n", error.message().c_str());
+  return exit_code(error);
+}
+
+int serve(const hotkv::Config& config) {
+  const auto daemon = hotkv::Daemon::start(config, hotkv::ProcessIs::ours);
+  if (!daemon) return fail(daemon.error());
+  (*daemon)->run();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto parsed = hotkv::parse_command_line(
+      std::span<const char* const>(argv, static_cast<std::size_t>(argc)).subspan(1),
+      hotkv::current_environment());
+  if (!parsed) return fail(parsed.error());
+  switch (parsed->action) {
+    case hotkv::Action::show_help:
+    case hotkv::Action::show_version:
+      std::fputs(parsed->text.c_str(), stdout);
+      return 0;
+    case hotkv::Action::check:
+      return 0;
+    case hotkv::Action::run:
+      return serve(parsed->config);
+  }
+  return kExitOther;
+}

@@ -1,0 +1,46 @@
+#include "daemon/server/attacher.hpp"
+
+#include <utility>
+
+namespace hotkv::server {
+
+std::expected<Attacher::Attached, Error> Attacher::attach(Peer peer,
+                                                          const AttachArguments& arguments) {
+  if (peer.uid == kOverflowUid) {
+    return std::unexpected(Error{ErrorCode::access_denied, "attach", "uid 65534",
+                                 "uid 65534 stands for every user without a name here", 0});
+  }
+  const auto recipe = decode_recipe(arguments.recipe, certified_architectures_);
+  if (!recipe) return std::unexpected(recipe.error());
+  const auto shard = find_or_make_shard(peer, *recipe);
+  if (!shard) return std::unexpected(shard.error());
+  const auto cookie = files_.random_number();
+  if (!cookie) return std::unexpected(cookie.error());
+  const auto page = core_.attach(*shard, arguments.access, peer.pid, *cookie);
+  if (!page) return std::unexpected(page.error());
+  auto files = files_.open_for(page->client, arguments.access);
+  if (!files) {
+    core_.disconnected(page->client);  // nobody has the page, so this frees it
+    return std::unexpected(std::move(files.error()));
+  }
+  return Attached{page->client, page->cookie, core_.boot_token_of(*shard), *std::move(files)};
+}
+
+std::expected<core::ShardId, Error> Attacher::find_or_make_shard(Peer peer, const Recipe& recipe) {
+  const RecipeFields& fields = recipe.fields();
+  if (const auto found = core_.find_shard({peer.uid, fields.model_id, fields.layers})) {
+    const std::string difference = recipe.difference_from(core_.recipe_of(*found));
+    if (difference.empty()) return *found;
+    return std::unexpected(Error{ErrorCode::incompatible_recipe, "attach",
+                                 escape_bytes(fields.model_id), difference, 0});
+  }
+  const auto plan = core_.plan_shard(peer.uid, recipe);
+  if (!plan) return std::unexpected(plan.error());
+  const auto prepared = files_.prepare(*plan);
+  if (!prepared) return std::unexpected(prepared.error());
+  const core::ShardId shard = core_.add_shard(*plan, prepared->memory, prepared->entropy);
+  files_.keep(shard);
+  return shard;
+}
+
+}  // namespace hotkv::server

@@ -1,0 +1,49 @@
+#pragma once
+// A child process of a test: ended by its pid, never left behind.
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utility>
+
+namespace hotkv::testing {
+
+class ForkedChild {
+ public:
+  // Runs `body` in a forked child; what it returns is the exit code. The child runs no destructors
+  // and no exit handlers of the parent's.
+  template <class Body>
+  explicit ForkedChild(Body body) : pid_(::fork()) {
+    if (pid_ == 0) ::_exit(body());
+  }
+  ForkedChild(ForkedChild&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
+  ForkedChild& operator=(ForkedChild&&) = delete;
+  ~ForkedChild() { kill_and_wait(); }
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+  // Waits for the end; -1 if it was ended by a signal.
+  int exit_code() {
+    int status = 0;
+    if (pid_ <= 0 || ::waitpid(std::exchange(pid_, -1), &status, 0) < 0) return -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  // Returns once the child is a stopped process.
+  void stop() {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+
+  void kill_and_wait() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    exit_code();
+  }
+
+ private:
+  pid_t pid_;
+};
+
+}  // namespace hotkv::testing
