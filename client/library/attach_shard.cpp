@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <array>
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "client/library/attachment.hpp"
 #include "client/library/wire.hpp"
@@ -33,11 +35,13 @@ class Handshake {
 
   std::expected<void, Error> send(Request request) {
     const Frame frame = std::move(request).seal(++id_);
-    const auto sent = send_frame(socket_, frame);
-    if (!sent) return std::unexpected(sent.error());
-    if (*sent == FrameOutcome::ok || *sent == FrameOutcome::closed) return {};
-    if (auto writable = wait_writable(socket_, deadline_); !writable) return writable;
-    return send_frame(socket_, frame).transform([](FrameOutcome) {});
+    for (;;) {
+      const auto sent = send_frame(socket_, frame);
+      if (!sent) return std::unexpected(sent.error());
+      // A closed socket shows when the reply is received: the daemon may have said why.
+      if (*sent != FrameOutcome::would_block) return {};
+      if (auto writable = wait_writable(socket_, deadline_); !writable) return writable;
+    }
   }
 
   std::expected<Reply, Error> receive(protocol::Type type, std::size_t result_bytes,
@@ -209,15 +213,17 @@ std::expected<AttachedShard, Error> map_shard(const AttachReply& reply,
                                         std::to_string(descriptors.count) +
                                             " descriptors came, expected 3"));
   }
-  const auto& [tables_fd, arena_fd, pages_fd] =
-      std::span(descriptors.fds).first<protocol::kAttachDescriptors>();
-  for (const auto& [fd, bytes, role] :
-       {std::tuple(&tables_fd, reply.tables_bytes, "tables"),
-        std::tuple(&arena_fd, reply.arena_bytes, "arena"),
-        std::tuple(&pages_fd, reply.pages_bytes, "pages")}) {
-    if (auto checked = check_file(*fd, bytes, role); !checked) {
-      return std::unexpected(checked.error());
-    }
+  const UniqueFd& tables_fd = descriptors.fds[0];
+  const UniqueFd& arena_fd = descriptors.fds[1];
+  const UniqueFd& pages_fd = descriptors.fds[2];
+  if (auto checked = check_file(tables_fd, reply.tables_bytes, "tables"); !checked) {
+    return std::unexpected(checked.error());
+  }
+  if (auto checked = check_file(arena_fd, reply.arena_bytes, "arena"); !checked) {
+    return std::unexpected(checked.error());
+  }
+  if (auto checked = check_file(pages_fd, reply.pages_bytes, "pages"); !checked) {
+    return std::unexpected(checked.error());
   }
   AttachedShard shard;
   auto tables = map_part(tables_fd, 0, reply.tables_bytes, MapAccess::read_only, "tables");

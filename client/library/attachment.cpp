@@ -71,6 +71,12 @@ Attachment::Attachment(const ClientOptions& options, const Recipe& recipe, clien
 
 Deadline Attachment::deadline_from_now() const { return deadline_after(deadline_); }
 
+Writer Attachment::make_writer(client::ChainRef chain, client::Pin pin,
+                               const client::Position& position, TokenCount size) {
+  return Writer(shared_from_this(), std::move(chain), std::move(pin).release(), position.slot,
+                position.generation, position.length, size);
+}
+
 void Attachment::touch(SlotIndex slot) const {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

@@ -17,6 +17,7 @@
 #include "client/library/fork_guard.hpp"
 #include "client/library/lease_table.hpp"
 #include "client/library/pin_words.hpp"
+#include "client/library/position.hpp"
 #include "client/library/session_index.hpp"
 #include "shared/geometry.hpp"
 #include "shared/layout.hpp"
@@ -81,6 +82,10 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
   [[nodiscard]] std::expected<View, CacheMiss> resolve(const SessionId& session, Epoch epoch,
                                                        TokenCount expected,
                                                        LengthMatch match) const;
+
+  // A writer for `size` tokens behind the position's length. `pin` is confirmed, the chain covers them.
+  [[nodiscard]] Writer make_writer(client::ChainRef chain, client::Pin pin,
+                                   const client::Position& position, TokenCount size);
 
   // ---- memory; not in a forked child ------------------------------------------------------------
 

@@ -37,6 +37,12 @@ std::optional<Error> check_usable(const Attachment* attachment, std::string_view
   return std::nullopt;
 }
 
+Error about(Error failure, const Asked& asked) {
+  failure.operation = asked.operation;
+  failure.object = client::describe(asked.session, asked.epoch);
+  return failure;
+}
+
 template <class T>
 std::vector<std::expected<T, Refusal>> refuse_all(std::size_t count, const Error& error) {
   std::vector<std::expected<T, Refusal>> results;
@@ -67,6 +73,21 @@ client::LateHandlerOf give_back_late(const Attachment& attachment,
       }
     };
   };
+}
+
+std::expected<client::Position, Refusal> position_of(const std::expected<Answer, Error>& answer,
+                                                     const Asked& asked,
+                                                     const Capacities& capacities) {
+  if (!answer) return std::unexpected(about(answer.error(), asked));
+  if (!answer->is_done()) return std::unexpected(answer->refusal(asked));
+  const auto position = client::check_position(answer->untrusted_result, capacities);
+  if (!position) return std::unexpected(about(position.error(), asked));
+  return *position;
+}
+
+Error foreign_context(std::string_view operation) {
+  return client_error(ErrorCode::invalid_argument, operation, "context",
+                      "there is none, or it is another client's");
 }
 
 }  // namespace
@@ -125,7 +146,15 @@ std::vector<std::expected<Context, Refusal>> Client::open(std::span<const Contex
   std::vector<std::expected<Context, Refusal>> results;
   results.reserve(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    results.push_back(opened(keys[i], answers[i], std::move(*leases[i])));
+    const auto position = position_of(answers[i], {"open", keys[i].session, keys[i].epoch},
+                                      attachment_->facts().capacities);
+    if (!position) {
+      results.push_back(std::unexpected(position.error()));
+      continue;
+    }
+    leases[i]->stands_at(*position);
+    results.push_back(Context(
+        std::make_unique<Context::State>(attachment_, std::move(*leases[i]), *position)));
   }
   return results;
 }
@@ -161,7 +190,9 @@ std::vector<std::expected<Writer, Refusal>> Client::append(
   }
   std::vector<client::AppendJob> jobs;
   for (const AppendRequest& request : requests) {
-    if (!is_mine(request.context)) {
+    const Context* const context = request.context;
+    if (context == nullptr || context->state_ == nullptr ||
+        &context->state_->attachment() != attachment_.get()) {
       return refuse_all<Writer>(requests.size(), foreign_context("append"));
     }
     jobs.push_back({request.context->state_.get(), request.tokens});
@@ -176,7 +207,9 @@ std::vector<std::expected<void, Refusal>> Client::truncate(
   }
   std::vector<client::TruncateJob> jobs;
   for (const TruncateRequest& request : requests) {
-    if (!is_mine(request.context)) {
+    const Context* const context = request.context;
+    if (context == nullptr || context->state_ == nullptr ||
+        &context->state_->attachment() != attachment_.get()) {
       return refuse_all<void>(requests.size(), foreign_context("truncate"));
     }
     jobs.push_back({request.context->state_.get(), request.to});
@@ -202,11 +235,11 @@ std::vector<std::expected<void, Refusal>> Client::release(std::span<const Contex
                                    attachment_->deadline_from_now());
   std::vector<std::expected<void, Refusal>> results(keys.size());
   for (std::size_t i = 0; i < keys.size(); ++i) {
-    const ContextKey& key = keys[i];
+    const Asked asked{"release", keys[i].session, keys[i].epoch};
     if (!answers[i]) {
-      results[i] = std::unexpected(about_key(answers[i].error(), "release", key));
+      results[i] = std::unexpected(about(answers[i].error(), asked));
     } else if (!answers[i]->is_done()) {
-      results[i] = std::unexpected(answers[i]->refusal({"release", key.session, key.epoch}));
+      results[i] = std::unexpected(answers[i]->refusal(asked));
     }
   }
   return results;

@@ -31,8 +31,9 @@ TokenCount Context::granted() const {
 std::expected<Writer, Refusal> Context::append(TokenCount tokens) {
   if (state_ == nullptr) return std::unexpected(moved_from("append"));
   auto attempt = state_->try_append(tokens);
-  if (auto* writer = std::get_if<Writer>(&attempt)) return std::move(*writer);
-  if (auto* refusal = std::get_if<Refusal>(&attempt)) return std::unexpected(std::move(*refusal));
+  if (auto* settled = std::get_if<client::HeldContext::Settled>(&attempt)) {
+    return std::move(*settled);
+  }
   const std::array jobs{client::AppendJob{state_.get(), tokens}};
   return std::move(client::append_all(state_->attachment(), jobs).front());
 }

@@ -62,14 +62,15 @@ std::expected<TokenCount, Error> HeldContext::length_with(TokenCount tokens,
   return TokenCount{static_cast<std::uint32_t>(up_to)};
 }
 
-std::variant<Writer, HeldContext::NeedsGrant, Refusal> HeldContext::try_append(TokenCount tokens) {
+std::variant<HeldContext::Settled, HeldContext::NeedsGrant> HeldContext::try_append(
+    TokenCount tokens) {
   const auto up_to = length_with(tokens, "append");
-  if (!up_to) return Refusal(up_to.error());
+  if (!up_to) return std::unexpected(Refusal(up_to.error()));
   const auto word = attachment_->pins().claim({position_.slot, position_.generation});
   if (!word) {
-    return Refusal(error(ErrorCode::too_many_pins, "append",
-                         "this client has " + std::to_string(kPinsPerPage) +
-                             " views and writers"));
+    return std::unexpected(Refusal(error(ErrorCode::too_many_pins, "append",
+                                         "this client has " + std::to_string(kPinsPerPage) +
+                                             " views and writers")));
   }
   Pin pin(attachment_->pins(), *word);
   HOTKV_FAULT_POINT("append.between-pin-and-confirm");
@@ -84,7 +85,7 @@ std::variant<Writer, HeldContext::NeedsGrant, Refusal> HeldContext::try_append(T
   auto chain = attachment_->chains().chain(
       position_.slot, position_.generation, snapshot->tip,
       attachment_->geometry().chunks_for(TokenCount{static_cast<std::uint32_t>(end)}));
-  if (!chain) return Refusal(about(chain.error(), "append"));
+  if (!chain) return std::unexpected(Refusal(about(chain.error(), "append")));
   return attachment_->make_writer(std::move(*chain), std::move(pin), position_, tokens);
 }
 
@@ -165,10 +166,8 @@ std::vector<std::expected<Writer, Refusal>> append_all(const Attachment& attachm
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       if (results[i]) continue;
       auto attempt = jobs[i].context->try_append(jobs[i].tokens);
-      if (auto* writer = std::get_if<Writer>(&attempt)) {
-        results[i].emplace(std::move(*writer));
-      } else if (auto* refusal = std::get_if<Refusal>(&attempt)) {
-        results[i].emplace(std::unexpected(std::move(*refusal)));
+      if (auto* settled = std::get_if<HeldContext::Settled>(&attempt)) {
+        results[i].emplace(std::move(*settled));
       } else if (grants == kGrantsMax) {
         results[i].emplace(std::unexpected(jobs[i].context->error(
             ErrorCode::lease_lost, "append", "the context changed after every grant")));

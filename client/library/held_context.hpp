@@ -44,8 +44,9 @@ class HeldContext {
   struct NeedsGrant {
     TokenCount up_to;
   };
-  // A writer from memory alone.
-  [[nodiscard]] std::variant<Writer, NeedsGrant, Refusal> try_append(TokenCount tokens);
+  // A writer from memory alone, where it is decided there.
+  using Settled = std::expected<Writer, Refusal>;
+  [[nodiscard]] std::variant<Settled, NeedsGrant> try_append(TokenCount tokens);
   // Nothing where they are writable already.
   [[nodiscard]] std::expected<std::optional<NeedsGrant>, Error> try_reserve(
       TokenCount tokens) const;

@@ -47,24 +47,43 @@ core::ShardId CoreHarness::add_shard(const Recipe& recipe, std::uint32_t owner_u
 }
 
 core::ClientId CoreHarness::attach(core::ShardId shard, Access access) {
-  return core->attach(shard, access, next_pid_++, next_pid_).value().client;
+  const std::uint32_t pid = next_pid_++;
+  return core->attach(shard, access, pid, pid).value().client;
 }
 
 void CoreHarness::settle() {
+  const auto extents = [this](const core::ExtentRange& range) -> std::pair<ShardFilesInMemory&, std::uint32_t> {
+    ShardFilesInMemory& memory = *files.at(range.shard);
+    const auto layout = FileLayout::of(memory.capacities, memory.geometry);
+    return {memory, static_cast<std::uint32_t>((range.arena_offset.value() - layout.chunks.value()) /
+                                               memory.geometry.extent_bytes)};
+  };
   for (auto orders = core->take_memory_orders(); !orders.empty();
        orders = core->take_memory_orders()) {
-    for (const auto& order : orders) core->memory_order_done(order.id, {}, true);
+    for (const auto& order : orders) {
+      for (const auto& range : order.punch) {
+        auto [memory, extent] = extents(range);
+        memory.provisioned.erase(extent);
+        std::ranges::fill(
+            memory.arena.bytes().subspan(range.arena_offset.value(), range.size_bytes),
+            std::byte{0});
+      }
+      for (const auto& range : order.provision) {
+        auto [memory, extent] = extents(range);
+        memory.provisioned.insert(extent);
+      }
+      core->memory_order_done(order.id, {}, true);
+    }
   }
 }
 
 void CoreHarness::restart() {
-  std::map<core::ShardId, std::set<std::uint32_t>> present;
   core = std::make_unique<core::Core>(limits, [this] { return now_ms; }, liveness);
   std::map<core::ShardId, std::shared_ptr<ShardFilesInMemory>> kept;
   for (const auto& [old_id, memory] : files) {
-    // Plain memory has all its extents; the budget of a restarted core is as large.
-    const auto adopted = core->adopt_shard(memory->memory(), default_certified_architectures(),
-                                           [](ExtentIndex) { return true; });
+    const auto adopted = core->adopt_shard(
+        memory->memory(), default_certified_architectures(),
+        [&](ExtentIndex extent) { return memory->provisioned.contains(extent.value()); });
     kept.emplace(adopted.value(), memory);
   }
   files = std::move(kept);
@@ -188,7 +207,6 @@ core::Outcome<TokenCount> CoreClient::append(std::string_view session, std::uint
 
 core::Outcome<core::Position> CoreClient::truncate(std::string_view session, std::uint64_t epoch,
                                                    std::uint32_t to) {
-  const auto tables = harness_.tables(client.shard);
   TokenCount from{0};
   if (const auto now = harness_.core->explain(
           client, id(session), Epoch{epoch},

@@ -32,11 +32,12 @@ class FakeLiveness : public core::PageLiveness {
 
 // The files of one shard; they outlive a core that is "killed".
 struct ShardFilesInMemory {
-  ShardFilesInMemory(const core::ShardPlan& plan);
+  explicit ShardFilesInMemory(const core::ShardPlan& plan);
   [[nodiscard]] core::ShardMemory memory() const;
   PlainMemory tables, arena, pages;
   Capacities capacities;
   Geometry geometry;
+  std::set<std::uint32_t> provisioned;  // extents
 };
 
 class CoreHarness {

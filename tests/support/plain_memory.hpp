@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <span>
+#include <utility>
 
 namespace hotkv::test {
 

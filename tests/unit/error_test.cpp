@@ -19,7 +19,8 @@ TEST(ErrorCode, EachHasItsOwnNameAndComesBackFromIt) {
     const std::string_view name = to_string(*code);
     EXPECT_TRUE(names.insert(name).second) << name << " stands for two codes";
     EXPECT_EQ(error_code_from_name(name), code);
-    EXPECT_EQ(name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-"), std::string_view::npos) << name;
+    EXPECT_EQ(name.find_first_not_of("abcdefghijklmnopqrstuvwxyz-"), std::string_view::npos)
+        << name;
   }
 }
 

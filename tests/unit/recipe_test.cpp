@@ -41,8 +41,8 @@ Error refusal_of(const Change& change) {
 }
 
 TEST(CanonicalArchitecture, SpellingsOfOneArchitectureAreOne) {
-  for (const char* name : {"llama", "Llama", "LLAMA", "LlamaForCausalLM", "LlamaModel",
-                           "LlamaLMHeadModel"}) {
+  for (const char* name :
+       {"llama", "Llama", "LLAMA", "LlamaForCausalLM", "LlamaModel", "LlamaLMHeadModel"}) {
     EXPECT_EQ(canonical_architecture(name), "llama") << name;
   }
 }
@@ -108,7 +108,10 @@ TEST(Recipe, EveryFieldOutOfRangeIsRefusedByName) {
       {"key_dim", [](RecipeFields& f) { f.key_dim = Recipe::kDimMax + 1; }},
       {"value_dim", [](RecipeFields& f) { f.value_dim = Recipe::kDimMax + 1; }},
       {"layers.last", [](RecipeFields& f) { f.layers.last = Recipe::kLayersMax; }},
-      {"layers", [](RecipeFields& f) { f.layers = {5, 4}; }},
+      {"layers",
+       [](RecipeFields& f) {
+         f.layers = {5, 4};
+       }},
   };
   for (const Change& change : changes) {
     const Error error = refusal_of(change);

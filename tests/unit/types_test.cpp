@@ -82,12 +82,12 @@ TEST(UnescapeBytes, GivesBackEveryByte) {
 }
 
 TEST(UnescapeBytes, RefusesWhatEscapeBytesNeverMakes) {
-  const std::string_view texts[] = {
-      "\\",       "\\x",     "\\x0",  "\\n",     "\\X00", "\\x0g",  // cut off, or not hexadecimal
-      "\\x5C",    "\\xFF",                                          // upper case
-      "\\x61",    "\\x20",                                          // would stand for themselves
-      "a\"b",     "a\nb",    "\x7f",  "\xc3\xa4",                   // would be escaped
-      "abc\\x5c\\"};
+  const std::string_view texts[] = {"\\",        "\\x",   "\\x0", "\\n",
+                                    "\\X00",     "\\x0g",  // cut off, or not hexadecimal
+                                    "\\x5C",     "\\xFF",  // upper case
+                                    "\\x61",     "\\x20",  // would stand for themselves
+                                    "a\"b",      "a\nb",  "\x7f", "\xc3\xa4",  // would be escaped
+                                    "abc\\x5c\\"};
   for (const std::string_view text : texts) {
     const auto refused = unescape_bytes(text);
     ASSERT_FALSE(refused.has_value()) << text;

@@ -1,0 +1,211 @@
+#include "tests/support/daemon_process.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <string_view>
+
+extern char** environ;
+
+namespace hotkv::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{10};
+
+std::string read_file(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+struct Spawn {
+  fs::path program;
+  std::vector<std::string> arguments;
+  std::vector<std::string> variables;  // NAME=value, beside the ones of this process
+  fs::path out;
+  fs::path err;
+  unsigned descriptors_max = 0;
+};
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+// Everything is prepared before the fork, so that the child makes system calls only: another thread
+// of the test may hold the allocator's lock at that moment.
+pid_t spawn(Spawn what) {
+  std::vector<std::string> arguments{what.program.string()};
+  arguments.insert(arguments.end(), what.arguments.begin(), what.arguments.end());
+  std::vector<std::string> variables = what.variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("HOTKV_")) {
+      variables.emplace_back(text);
+    }
+  }
+  const auto argv = pointers(arguments);
+  const auto envp = pointers(variables);
+  const UniqueFd out(::open(what.out.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const UniqueFd err(::open(what.err.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(126);
+  ::dup2(out.get(), STDOUT_FILENO);
+  ::dup2(err.get(), STDERR_FILENO);
+  if (what.descriptors_max != 0) {
+    const rlimit limit{what.descriptors_max, what.descriptors_max};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  ::execve(argv[0], argv.data(), envp.data());
+  ::_exit(127);
+}
+
+UniqueFd open_pidfd(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::max<std::int64_t>(left, 0));
+}
+
+// The exit code of a child once it has ended; it is killed if it does not.
+int reap(pid_t pid, const UniqueFd& ended) {
+  pollfd entry{.fd = ended.get(), .events = POLLIN, .revents = 0};
+  if (::poll(&entry, 1, milliseconds_until(Clock::now() + kPatience)) != 1) ::kill(pid, SIGKILL);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+UniqueFd listen_for_notifications(const fs::path& path) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    throw std::runtime_error("cannot bind " + path.string());
+  }
+  return fd;
+}
+
+}  // namespace
+
+TemporaryDirectory::TemporaryDirectory() {
+  std::string name = (fs::temp_directory_path() / "hotkv-test-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
+  path_ = name;
+}
+
+TemporaryDirectory::~TemporaryDirectory() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments) {
+  const TemporaryDirectory directory;
+  const fs::path out = directory.path() / "out";
+  const fs::path err = directory.path() / "err";
+  const pid_t pid = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / name,
+                           .arguments = arguments,
+                           .variables = {},
+                           .out = out,
+                           .err = err});
+  const int exit_code = reap(pid, open_pidfd(pid));
+  return {exit_code, read_file(out), read_file(err)};
+}
+
+DaemonProcess::DaemonProcess(Options options)
+    : directory_(options.directory.empty() ? own_directory_.path() : options.directory),
+      notify_(listen_for_notifications(own_directory_.path() / "notify")) {
+  std::vector<std::string> arguments{"--socket=" + control_path(),
+                                     "--admin-socket=" + admin_path()};
+  arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
+  const fs::path output = own_directory_.path() / "stderr";
+  pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / "hotkvd",
+                .arguments = arguments,
+                .variables = {"NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string()},
+                .out = output,
+                .err = output,
+                .descriptors_max = options.descriptors_max});
+  ended_ = open_pidfd(pid_);
+}
+
+DaemonProcess::~DaemonProcess() {
+  kill();
+}
+
+bool DaemonProcess::wait_ready() {
+  const auto deadline = Clock::now() + kPatience;
+  for (;;) {
+    std::array<pollfd, 2> entries{pollfd{.fd = notify_.get(), .events = POLLIN, .revents = 0},
+                                  pollfd{.fd = ended_.get(), .events = POLLIN, .revents = 0}};
+    if (::poll(entries.data(), entries.size(), milliseconds_until(deadline)) <= 0) return false;
+    if ((entries[0].revents & POLLIN) == 0) return false;
+    std::array<char, 4096> message;
+    const ssize_t size = ::recv(notify_.get(), message.data(), message.size(), 0);
+    if (size < 0) return false;
+    const std::string_view text(message.data(), static_cast<std::size_t>(size));
+    if (text.find("READY=1") != std::string_view::npos) return true;
+  }
+}
+
+int DaemonProcess::open_descriptors() const {
+  std::error_code failure;
+  int count = 0;
+  fs::directory_iterator entries("/proc/" + std::to_string(pid_) + "/fd", failure);
+  if (failure) return -1;
+  for (const auto& entry : entries) {
+    (void)entry;
+    ++count;
+  }
+  return count;
+}
+
+void DaemonProcess::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+int DaemonProcess::wait_exit() {
+  if (pid_ <= 0) return -1;
+  return reap(std::exchange(pid_, -1), ended_);
+}
+
+int DaemonProcess::stop() {
+  signal(SIGTERM);
+  return wait_exit();
+}
+
+void DaemonProcess::kill() {
+  signal(SIGKILL);
+  wait_exit();
+}
+
+std::string DaemonProcess::err() const {
+  return read_file(own_directory_.path() / "stderr");
+}
+
+}  // namespace hotkv::testing

@@ -1,0 +1,80 @@
+#pragma once
+// The daemon, and other programs of the project, as processes of their own.
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "shared/unique_fd.hpp"
+
+namespace hotkv::testing {
+
+// A folder of its own for one test, removed with what is in it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  ~TemporaryDirectory();
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+struct ProgramResult {
+  int exit_code = -1;  // -1: ended by a signal, or did not end in time
+  std::string out;
+  std::string err;
+};
+// Runs a program of the build to its end.
+[[nodiscard]] ProgramResult run_program(const std::string& name,
+                                        const std::vector<std::string>& arguments);
+
+// hotkvd in a private folder. Killed and reaped with this object, whatever the test did.
+class DaemonProcess {
+ public:
+  struct Options {
+    std::vector<std::string> flags;   // beside those for sockets
+    std::filesystem::path directory;  // of the sockets; empty: a new one
+    unsigned descriptors_max = 0;     // RLIMIT_NOFILE; 0: as it is
+  };
+
+  // Starts it; wait_ready() tells whether it came up.
+  explicit DaemonProcess(Options options = {});
+  ~DaemonProcess();
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  // Waits for its READY=1. False if it ended instead, or if it takes longer than ten seconds.
+  [[nodiscard]] bool wait_ready();
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] std::string control_path() const { return (directory_ / "control.sock").string(); }
+  [[nodiscard]] std::string admin_path() const { return (directory_ / "admin.sock").string(); }
+  // How many descriptors it has open; -1 if that cannot be seen.
+  [[nodiscard]] int open_descriptors() const;
+
+  void signal(int number) const;
+  // Its exit code, once it has ended: -1 if by a signal, or not within ten seconds.
+  int wait_exit();
+  // SIGTERM, and the exit code.
+  int stop();
+  // SIGKILL, and waits.
+  void kill();
+
+  // What it has written to stderr so far.
+  [[nodiscard]] std::string err() const;
+
+ private:
+  TemporaryDirectory own_directory_;
+  std::filesystem::path directory_;
+  UniqueFd notify_;  // where it says READY=1
+  UniqueFd ended_;   // readable once it has ended
+  pid_t pid_ = -1;   // -1: reaped
+};
+
+}  // namespace hotkv::testing
