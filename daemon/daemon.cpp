@@ -37,7 +37,6 @@
 #include "daemon/server/dispatcher.hpp"
 #include "daemon/server/event_log.hpp"
 
-
 namespace hotkv {
 namespace {
 
@@ -124,8 +123,11 @@ std::expected<Parts, Error> make_parts(const Config& config) {
   auto log = platform::Log::start({.level = std::string(level_name(config.log_level))});
   if (!log) return std::unexpected(std::move(log.error()));
   auto loop = std::make_unique<Loop>();
+  // A job for every append that may wait, and one for every shard that may be dropped meanwhile.
+  const platform::ProvisionerOptions options{.jobs_max = std::size_t{limits->waiting_grants_max} +
+                                                         limits->max_shards};
   auto provisioner = platform::Provisioner::start(
-      platform::Headroom({.machine_reserve_bytes = config.memory_reserve_bytes}), {},
+      platform::Headroom({.machine_reserve_bytes = config.memory_reserve_bytes}), options,
       [loop = loop.get()] { loop->wake(); });
   if (!provisioner) return std::unexpected(std::move(provisioner.error()));
   return Parts{*limits,         *std::move(control), *std::move(admin),

@@ -119,7 +119,7 @@ std::expected<Mapping, Error> Mapping::map(int fd, const MappingOptions& options
   try {
     mapping.region_ = std::make_unique<bip::mapped_region>(
         DescriptorToMap(fd),
-        options.access == Access::read_write ? bip::read_write : bip::read_only,
+        options.access == MapAccess::read_write ? bip::read_write : bip::read_only,
         static_cast<bip::offset_t>(options.offset_bytes), size, address,
         address != nullptr ? MAP_FIXED : 0);
   } catch (const bip::interprocess_exception& failure) {

@@ -20,12 +20,12 @@ class mapped_region;
 namespace hotkv {
 
 // What a descriptor or a mapping of it allows.
-enum class Access { read_only, read_write };
+enum class MapAccess { read_only, read_write };
 
 struct MappingOptions {
   std::uint64_t offset_bytes = 0;  // in the file; a multiple of the page size
   std::uint64_t size_bytes = 0;    // at least 1
-  Access access = Access::read_only;
+  MapAccess access = MapAccess::read_only;
   // Places the mapping so that its addresses and the file's offsets agree modulo 2 MiB. Without
   // that the kernel cannot map a huge page of the file as one, even where the file has it.
   bool align_to_huge_page = false;

@@ -123,6 +123,11 @@ std::expected<void, Refusal> HeldContext::take(const std::expected<Answer, Error
   }
   const auto position = check_position(answer->untrusted_result, attachment_->facts().capacities);
   if (!position) return std::unexpected(about(position.error(), operation));
+  if (position->slot != position_.slot) {  // a context lives and dies in one slot
+    return std::unexpected(error(ErrorCode::protocol_error, operation,
+                                 "the daemon moved it to slot " +
+                                     std::to_string(position->slot.value())));
+  }
   position_ = *position;
   lease_.stands_at(position_);
   return {};

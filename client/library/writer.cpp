@@ -89,6 +89,7 @@ void copy_to_room(const Room& room, std::uint32_t layer, TokenCount first,
   const std::size_t pieces = client::piece_count(geometry, part.position, part.size);
   for (std::size_t index = 0; index < pieces; ++index) {
     const auto to = room_rows(part, layer, index, tensor);
+    HOTKV_FAULT_POINT("write.before-piece");
     client::copy_rows(to, rows.first(to.size()), streaming);
     rows = rows.subspan(to.size());
   }

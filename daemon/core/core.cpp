@@ -33,13 +33,15 @@ std::expected<Core::PageGrant, Error> Core::attach(ShardId shard_id, Access acce
 void Core::disconnected(ClientId client) {
   impl_->grants.drop_client(client);
   Shard& shard = impl_->shards.at(client.shard);
+  if (!impl_->liveness.is_alive(client)) shard.end_claims(client.page);
   shard.pages.disconnect(client.page);
-  if (!impl_->liveness.is_alive(client)) shard.free_page(client.page);
 }
 
 Access Core::access_of(ClientId client) const {
   return impl_->shards.at(client.shard).pages.access(client.page);
 }
+
+std::vector<ClientId> Core::take_gone_clients() { return std::exchange(impl_->gone, {}); }
 
 // ---- operations ---------------------------------------------------------------------------------
 
@@ -226,9 +228,9 @@ Outcome<SlotIndex> Core::Impl::held_slot(const char* operation, Shard& shard, Pa
 
 Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex slot) {
   auto holder = shard.holder(slot);
-  if (holder && *holder != page && !shard.pages.is_connected(*holder) &&
-      !liveness.is_alive({shard.id, *holder})) {
-    shard.free_page(*holder);  // the holder is gone: nobody writes any more, the lease is free
+  if (holder && *holder != page && !liveness.is_alive({shard.id, *holder})) {
+    // Connected or not: an exec ends the mapping while a forked child keeps the socket open.
+    end_claims(shard, *holder);  // nobody writes any more, the lease is free
     holder.reset();
   }
   if (holder && *holder != page) {
@@ -294,10 +296,17 @@ std::optional<Error> Core::Impl::make_slot_room(Shard& shard, const SessionId& s
   return std::nullopt;
 }
 
+void Core::Impl::end_claims(Shard& shard, PageIndex page) {
+  if (!shard.pages.has_claims(page)) return;
+  if (shard.pages.is_connected(page)) gone.push_back({shard.id, page});
+  shard.end_claims(page);
+}
+
 void Core::Impl::reap(Shard& shard) {
   for (const PageIndex page : shard.pages.taken()) {
-    if (shard.pages.is_connected(page) || liveness.is_alive({shard.id, page})) continue;
-    shard.free_page(page);
+    if (shard.pages.has_claims(page) && !liveness.is_alive({shard.id, page})) {
+      end_claims(shard, page);
+    }
   }
 }
 

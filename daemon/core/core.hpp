@@ -221,8 +221,11 @@ class Core {
   [[nodiscard]] std::expected<PageGrant, Error> attach(ShardId shard, Access access,
                                                        std::uint32_t pid, std::uint64_t cookie);
   // The connection ended; the client may live on. Its waiting grants are dropped; pins and leases
-  // stay until its page is gone, which is asked here at once and on later occasions again.
+  // stay until its mapping is gone, which is asked here at once and on later occasions again. Once.
   void disconnected(ClientId client);
+  // Clients whose mapping turned out to be gone while their connection stands (an exec, with a forked
+  // child that holds the socket): the connection is to be ended, then disconnected() called.
+  [[nodiscard]] std::vector<ClientId> take_gone_clients();
   [[nodiscard]] Access access_of(ClientId client) const;
 
   // ---- operations -------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ class Core::Impl {
                                                std::optional<SlotIndex> superseded);
   // Evicts until one more context is below the session cap.
   [[nodiscard]] std::optional<Error> make_slot_room(Shard& shard, const SessionId& session);
-  // Frees the pages of clients that hung up and are gone.
+  // The client's mapping is gone, whether or not its connection is.
+  void end_claims(Shard& shard, PageIndex page);
+  // Asks after every client of the shard and ends the claims of those that are gone.
   void reap(Shard& shard);
   void expire(Shard& shard);
   // Drops a shard without contexts and clients, of this owner if one is given.
@@ -55,6 +57,7 @@ class Core::Impl {
   Grants grants;
   Reclaim reclaim;
   std::vector<ShardId> dropped;
+  std::vector<ClientId> gone;
   std::uint64_t next_shard_id = 1;
 };
 

@@ -23,7 +23,7 @@ class Grants {
  public:
   using Answer = std::variant<Position, Refusal, Waiting>;
 
-  // `reap` frees the pages of clients of a shard that are gone.
+  // `reap` ends the claims of clients of a shard that are gone.
   Grants(const Limits& limits, Shards& shards, std::function<std::uint64_t()> now_ms,
          std::function<void(Shard&)> reap);
 

@@ -20,14 +20,16 @@ std::optional<PageIndex> PageTable::take(Access access, std::uint32_t pid, std::
   gate_.store(r.state, static_cast<std::uint32_t>(PageState::taken));
   found->taken = true;
   found->connected = true;
+  found->claims = true;
   ++taken_count_;
   taken_below_ = std::max(taken_below_, page.value() + 1);
   return page;
 }
 
-void PageTable::free(PageIndex page) {
+void PageTable::end_claims(PageIndex page) {
   Client& client = clients_[page.value()];
-  HOTKV_CHECK(client.taken && client.held_slots.empty(), "a page with leases is freed");
+  HOTKV_CHECK(client.taken && client.held_slots.empty(), "a client with leases loses its page");
+  if (!client.claims) return;
   ClientPage& untrusted = tables_.untrusted_page(page);
   const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
                                       kPinsPerPage);
@@ -35,9 +37,18 @@ void PageTable::free(PageIndex page) {
     untrusted.pins[i].store(0, std::memory_order_relaxed);
   }
   untrusted.high_water.store(0, std::memory_order_release);
+  client.claims = false;
+  if (!client.connected) free(page);
+}
+
+void PageTable::disconnect(PageIndex page) {
+  clients_[page.value()].connected = false;
+  if (!clients_[page.value()].claims) free(page);
+}
+
+void PageTable::free(PageIndex page) {
   gate_.store(tables_.page_record(page).state, static_cast<std::uint32_t>(PageState::free));
-  client.taken = false;
-  client.connected = false;
+  clients_[page.value()].taken = false;
   --taken_count_;
 }
 
@@ -61,7 +72,7 @@ std::vector<PageIndex> PageTable::taken() const {
 PinSet PageTable::scan_pins() const {
   PinSet pins;
   for (std::uint32_t i = 0; i < taken_below_; ++i) {
-    if (!clients_[i].taken) continue;
+    if (!clients_[i].taken || !clients_[i].claims) continue;
     const ClientPage& untrusted = tables_.untrusted_page(PageIndex{i});
     const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
                                         kPinsPerPage);
@@ -80,6 +91,7 @@ void PageTable::rebuild() {
     clients_[i] = Client{};
     clients_[i].taken = state == static_cast<std::uint32_t>(PageState::taken);
     if (!clients_[i].taken) continue;
+    clients_[i].claims = true;
     ++taken_count_;
     taken_below_ = i + 1;
   }

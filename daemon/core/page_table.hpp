@@ -34,16 +34,21 @@ class PageTable {
   // Nothing: every page is taken.
   [[nodiscard]] std::optional<PageIndex> take(Access access, std::uint32_t pid,
                                               std::uint64_t cookie);
-  void disconnect(PageIndex page) { clients_[page.value()].connected = false; }
-  // The client's mapping is gone: its pins count no more and its page can be taken again. The caller
-  // has ended its leases.
-  void free(PageIndex page);
+  // The client's mapping is gone: its pins count no more. The caller has ended its leases. The page can
+  // be taken again once its connection has ended too: a forked child can hold that longer.
+  void end_claims(PageIndex page);
+  // The connection ended. The page is free at once where the mapping is gone already.
+  void disconnect(PageIndex page);
 
   [[nodiscard]] bool is_taken(PageIndex page) const {
     return page.value() < clients_.size() && clients_[page.value()].taken;
   }
   [[nodiscard]] bool is_connected(PageIndex page) const {
     return clients_[page.value()].connected;
+  }
+  // Taken, and its mapping is not known to be gone.
+  [[nodiscard]] bool has_claims(PageIndex page) const {
+    return is_taken(page) && clients_[page.value()].claims;
   }
   [[nodiscard]] Access access(PageIndex page) const;
   [[nodiscard]] std::uint32_t pid(PageIndex page) const;
@@ -65,8 +70,11 @@ class PageTable {
   struct Client {
     bool taken = false;
     bool connected = false;
+    bool claims = false;
     std::unordered_set<std::uint32_t> held_slots;
   };
+
+  void free(PageIndex page);
 
   const ShardTables& tables_;
   StoreGate& gate_;

@@ -232,10 +232,11 @@ void Shard::sweep() {
       [&](const KeptHead& kept) { chunks.unref(kept.head.tip.chunk()); });
 }
 
-void Shard::free_page(PageIndex page) {
+void Shard::end_claims(PageIndex page) {
+  if (!pages.has_claims(page)) return;
   const auto held = pages.held_slots(page);  // a copy: set_holder changes the original
   for (const std::uint32_t slot : held) set_holder(SlotIndex{slot}, std::nullopt);
-  pages.free(page);
+  pages.end_claims(page);
   sweep();
 }
 

@@ -78,8 +78,8 @@ class Shard {
   }
   // Lets go of kept heads that nobody pins.
   void sweep();
-  // The client's mapping is gone: ends its leases, forgets its pins, frees its page.
-  void free_page(PageIndex page);
+  // The client's mapping is gone: ends its leases and its pins. Idempotent.
+  void end_claims(PageIndex page);
   // The least recently used contexts, oldest first, as long as `visit` returns true. `visit` may
   // retire the slot it gets, and no other.
   template <class Visit>

@@ -66,9 +66,9 @@ std::expected<MemoryFile, Error> MemoryFile::adopt(std::string role, UniqueFd fd
   return MemoryFile(std::move(role), std::move(fd), static_cast<std::uint64_t>(status.st_size));
 }
 
-std::expected<UniqueFd, Error> MemoryFile::reopen(Access access) const {
+std::expected<UniqueFd, Error> MemoryFile::reopen(MapAccess access) const {
   const std::string path = "/proc/self/fd/" + std::to_string(fd_.get());
-  const int flags = access == Access::read_write ? O_RDWR : O_RDONLY;
+  const int flags = access == MapAccess::read_write ? O_RDWR : O_RDONLY;
   UniqueFd fd(::open(path.c_str(), flags | O_CLOEXEC));
   if (!fd) return std::unexpected(system_error("reopen", role_));
   return fd;

@@ -46,7 +46,7 @@ class [[nodiscard]] MemoryFile {
 
   // A new open file description. Its access mode and its locks are its own, whoever gets it; a
   // duplicate would share both with the daemon.
-  [[nodiscard]] std::expected<UniqueFd, Error> reopen(Access access) const;
+  [[nodiscard]] std::expected<UniqueFd, Error> reopen(MapAccess access) const;
 
   // Backs the range with memory, keeping bytes that are there; new ones are zero. Going over a
   // cgroup's limit here does not fail, it kills: ask Headroom first.

@@ -29,7 +29,7 @@ std::expected<void, Error> check_length(ByteRange range) {
 
 std::expected<UniqueFd, Error> lock_range(const MemoryFile& pages, ByteRange range) {
   if (auto valid = check_length(range); !valid) return std::unexpected(std::move(valid.error()));
-  auto fd = pages.reopen(Access::read_write);
+  auto fd = pages.reopen(MapAccess::read_write);
   if (!fd) return fd;
   struct flock lock = write_lock(range);
   if (::fcntl(fd->get(), F_OFD_SETLK, &lock) == 0) return fd;

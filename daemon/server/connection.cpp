@@ -21,7 +21,9 @@ Connection::Connection(boost::asio::io_context& io, UniqueFd socket, Peer peer,
       log_(log),
       buffer_(buffer),
       closed_(std::move(closed)),
-      conversation_{.peer = peer, .send = [this](OutgoingFrame frame) { send(std::move(frame)); }} {
+      conversation_{.peer = peer,
+                    .send = [this](OutgoingFrame frame) { send(std::move(frame)); },
+                    .hang_up = [this] { close_soon(DisconnectReason::client_gone); }} {
   socket_.assign(socket.get());  // throws where the loop cannot watch it; then it is closed
   (void)socket.release();
 }

@@ -40,6 +40,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
              ServerCounters& counters, EventLog& log, std::span<std::byte> buffer, Closed closed);
 
   void start() { read_next(); }
+  [[nodiscard]] Peer peer() const { return conversation_.peer; }
   // Ends the connection now, whatever is queued. Idempotent.
   void close(DisconnectReason reason);
 

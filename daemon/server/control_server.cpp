@@ -32,22 +32,32 @@ void ControlServer::stop() {
   }
 }
 
-void ControlServer::accept(UniqueFd socket) {
+std::expected<void, Error> ControlServer::check_room(std::uint32_t uid) const {
+  const auto full = [](std::string cause) {
+    return std::unexpected(
+        Error{ErrorCode::too_many_connections, "accept", "control", std::move(cause), 0});
+  };
   if (connections_.size() >= max_connections_) {
-    return turn_away(
-        std::move(socket),
-        Error{ErrorCode::too_many_connections, "accept", "control",
-              "all " + std::to_string(max_connections_) + " connections are in use", 0});
+    return full("all " + std::to_string(max_connections_) + " connections are in use");
   }
+  const auto held = connections_of_.find(uid);
+  if (held == connections_of_.end()) return {};
+  if (held->second < max_connections_ - max_connections_ / kConnectionsForOthers) return {};
+  return full("uid " + std::to_string(uid) + " has " + std::to_string(held->second) + " of " +
+              std::to_string(max_connections_) + " connections, the rest is for other users");
+}
+
+void ControlServer::accept(UniqueFd socket) {
   const auto peer = peer_of_(socket.get());
   if (!peer) return turn_away(std::move(socket), peer.error());
+  if (auto room = check_room(peer->uid); !room) {
+    return turn_away(std::move(socket), std::move(room.error()));
+  }
   std::shared_ptr<Connection> connection;
   try {
-    connection = std::make_shared<Connection>(io_, std::move(socket), *peer, dispatcher_, counters_,
-                                              log_, buffer_, [this](Connection& closed) {
-                                                connections_.erase(&closed);
-                                                --counters_.connections;
-                                              });
+    connection =
+        std::make_shared<Connection>(io_, std::move(socket), *peer, dispatcher_, counters_, log_,
+                                     buffer_, [this](Connection& closed) { forget(closed); });
   } catch (const std::exception& failure) {  // the event loop cannot watch one more descriptor
     ++counters_.connections_refused;
     log_.warn("connection-refused", "cause=\"" + std::string(failure.what()) + "\"");
@@ -55,8 +65,16 @@ void ControlServer::accept(UniqueFd socket) {
   }
   ++counters_.connections_accepted;
   ++counters_.connections;
+  ++connections_of_[peer->uid];
   connections_.emplace(connection.get(), connection);
   connection->start();
+}
+
+void ControlServer::forget(const Connection& closed) {
+  --counters_.connections;
+  const auto held = connections_of_.find(closed.peer().uid);
+  if (--held->second == 0) connections_of_.erase(held);
+  connections_.erase(&closed);
 }
 
 void ControlServer::turn_away(UniqueFd socket, Error error) {

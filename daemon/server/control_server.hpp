@@ -21,6 +21,10 @@
 
 namespace hotkv::server {
 
+// Of max_connections, the part (one in so many) that one uid alone cannot use: a worker that leaks
+// connections must not lock the other users out.
+inline constexpr std::uint32_t kConnectionsForOthers = 8;
+
 // One thread's.
 class ControlServer {
  public:
@@ -38,6 +42,8 @@ class ControlServer {
 
  private:
   void accept(UniqueFd socket);
+  [[nodiscard]] std::expected<void, Error> check_room(std::uint32_t uid) const;
+  void forget(const Connection& closed);
   // Tells a client that it cannot be served, as far as the socket takes it at once.
   void turn_away(UniqueFd socket, Error error);
 
@@ -49,7 +55,8 @@ class ControlServer {
   EventLog& log_;
   std::vector<std::byte> buffer_;
   std::map<const Connection*, std::shared_ptr<Connection>> connections_;
-  AcceptLoop accept_loop_;  // last: it ends before what it uses
+  std::map<std::uint32_t, std::uint32_t> connections_of_;  // by uid; none is 0
+  AcceptLoop accept_loop_;                                 // last: it ends before what it uses
 };
 
 }  // namespace hotkv::server

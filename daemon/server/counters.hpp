@@ -15,13 +15,14 @@ enum class DisconnectReason : std::uint8_t {
   hung_up,        // the client closed it, ordinarily or by dying
   not_reading,    // its replies filled the queue
   system_error,   // a system call on the socket failed
+  client_gone,    // the client's mapping is gone, though its socket is held open
   shutting_down,  // the daemon is ending
 };
-inline constexpr std::size_t kDisconnectReasons = 4;
+inline constexpr std::size_t kDisconnectReasons = 5;
 
 [[nodiscard]] constexpr std::string_view to_string(DisconnectReason reason) {
   constexpr std::array<std::string_view, kDisconnectReasons> kNames{
-      "hung-up", "not-reading", "system-error", "shutting-down"};
+      "hung-up", "not-reading", "system-error", "client-gone", "shutting-down"};
   return kNames[static_cast<std::size_t>(reason)];
 }
 

@@ -92,6 +92,7 @@ void Dispatcher::attach(Conversation& conversation, const Request& request) {
   auto attached = attacher_.attach(conversation.peer, arguments->front());
   if (!attached) return refuse(conversation, request, std::move(attached.error()));
   conversation.client = attached->client;
+  attached_.insert_or_assign(attached->client, &conversation);
   conversation.access = arguments->front().access;
   conversation.boot_token = attached->boot_token;
   protocol::AttachReply reply{};
@@ -209,6 +210,7 @@ void Dispatcher::disconnected(Conversation& conversation) {
   counters_.waiting_frames -= std::exchange(conversation.waiting_frames, 0);
   const auto client = std::exchange(conversation.client, std::nullopt);
   if (!client) return;
+  attached_.erase(*client);
   core_.disconnected(*client);
   core_.end_message(client->shard);
   settle();
@@ -228,6 +230,13 @@ void Dispatcher::tick() {
 
 void Dispatcher::settle() {
   for (const core::ShardId shard : core_.take_dropped_shards()) files_.drop(shard);
+  for (const core::ClientId client : core_.take_gone_clients()) {
+    if (const auto found = attached_.find(client); found != attached_.end()) {
+      log_.warn("client-gone", "pid=" + std::to_string(found->second->peer.pid) +
+                                   " cause=\"its mapping is gone, its socket is held open\"");
+      found->second->hang_up();
+    }
+  }
   run_memory_orders();
   for (const core::FinishedGrant& grant : core_.take_finished_grants()) answer(grant);
 }

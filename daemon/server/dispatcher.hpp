@@ -31,6 +31,8 @@ struct Conversation {
   Peer peer;
   // Takes a reply. Must not call the dispatcher.
   std::function<void(OutgoingFrame)> send;
+  // Ends the connection once the present call is over. Must not call the dispatcher at once.
+  std::function<void()> hang_up;
 
   // The dispatcher's.
   bool greeted = false;                    // HELLO was answered
@@ -101,6 +103,7 @@ class Dispatcher {
   ServerCounters& counters_;
   EventLog& log_;
   std::map<std::uint64_t, WaitingResult> waiting_;  // by the core's ticket
+  std::map<core::ClientId, Conversation*> attached_;
 };
 
 }  // namespace hotkv::server

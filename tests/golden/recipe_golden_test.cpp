@@ -88,8 +88,8 @@ TEST(RecipeGolden, NumbersAndSizesOfDTypes) {
     const DTypeTraits* actual = dtype_traits(traits.dtype);
     ASSERT_NE(actual, nullptr) << traits.name;
     EXPECT_EQ(actual->name, traits.name) << kBumpRecipe;
-    EXPECT_EQ(actual->block_elements, traits.block_elements) << traits.name << kBumpRecipe;
-    EXPECT_EQ(actual->block_bytes, traits.block_bytes) << traits.name << kBumpRecipe;
+    EXPECT_EQ(actual->block_elements, traits.block_elements) << traits.name << ": " << kBumpRecipe;
+    EXPECT_EQ(actual->block_bytes, traits.block_bytes) << traits.name << ": " << kBumpRecipe;
   }
 }
 

@@ -1,5 +1,6 @@
 """Every C++ file is as clang-format leaves it, by the .clang-format at the root."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,14 +15,18 @@ def check(root):
     paths = tree.files(root, ".hpp", ".cpp")
     if not style.is_file():
         return ["there is no .clang-format at the root"]
-    problems = []
-    for path in paths:
-        run = subprocess.run([shutil.which(CLANG_FORMAT), "--dry-run", "-Werror", f"--style=file:{style}", path],
-                             cwd=root, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
-            first = (run.stderr.splitlines() or ["clang-format failed"])[0]
-            problems.append(f"{path}: not formatted; run clang-format -i ({first})")
-    return problems
+    if not paths:
+        return []
+    run = subprocess.run([shutil.which(CLANG_FORMAT), "--dry-run", "-Werror", f"--style=file:{style}", *paths],
+                         cwd=root, capture_output=True, text=True, check=False)
+    if run.returncode == 0:
+        return []
+    # "path:line:column: error: ..." for every place; the first of each file says enough.
+    first_places = {}
+    for path, line in re.findall(r"^(\S+?):(\d+):\d+: error:", run.stderr, re.MULTILINE):
+        first_places.setdefault(path, line)
+    return [f"{path}:{line}: not formatted; run clang-format -i" for path, line in first_places.items()
+            ] or [f"clang-format failed: {run.stderr.strip()}"]
 
 
 STYLE = "BasedOnStyle: Google\n"

@@ -140,6 +140,7 @@ ProgramResult run_program(const std::string& name, const std::vector<std::string
 
 DaemonProcess::DaemonProcess(Options options)
     : directory_(options.directory.empty() ? own_directory_.path() : options.directory),
+      control_path_((directory_ / options.control_name).string()),
       notify_(listen_for_notifications(own_directory_.path() / "notify")) {
   std::vector<std::string> arguments{"--socket=" + control_path(),
                                      "--admin-socket=" + admin_path()};

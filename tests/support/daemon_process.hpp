@@ -38,9 +38,10 @@ struct ProgramResult {
 class DaemonProcess {
  public:
   struct Options {
-    std::vector<std::string> flags;   // beside those for sockets
-    std::filesystem::path directory;  // of the sockets; empty: a new one
-    unsigned descriptors_max = 0;     // RLIMIT_NOFILE; 0: as it is
+    std::vector<std::string> flags;             // beside those for sockets
+    std::filesystem::path directory;            // of the sockets; empty: a new one
+    std::string control_name = "control.sock";  // of the control socket in it
+    unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
   };
 
   // Starts it; wait_ready() tells whether it came up.
@@ -53,7 +54,7 @@ class DaemonProcess {
   [[nodiscard]] bool wait_ready();
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  [[nodiscard]] std::string control_path() const { return (directory_ / "control.sock").string(); }
+  [[nodiscard]] const std::string& control_path() const { return control_path_; }
   [[nodiscard]] std::string admin_path() const { return (directory_ / "admin.sock").string(); }
   // How many descriptors it has open; -1 if that cannot be seen.
   [[nodiscard]] int open_descriptors() const;
@@ -72,6 +73,7 @@ class DaemonProcess {
  private:
   TemporaryDirectory own_directory_;
   std::filesystem::path directory_;
+  std::string control_path_;
   UniqueFd notify_;  // where it says READY=1
   UniqueFd ended_;   // readable once it has ended
   pid_t pid_ = -1;   // -1: reaped

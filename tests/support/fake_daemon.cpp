@@ -549,6 +549,10 @@ void FakeDaemon::put(const SessionId& session, Epoch epoch, TokenCount tokens) {
 
 void FakeDaemon::end_generation(const SessionId& session) {
   const std::lock_guard lock(mutex_);
+  end_generation_in_script(session);
+}
+
+void FakeDaemon::end_generation_in_script(const SessionId& session) {
   HeldContext& context = contexts_.at(session);
   next_generation(context, length_word(context.slot).tokens);
 }
@@ -610,6 +614,10 @@ std::size_t FakeDaemon::pins_held(PageIndex page_index) const {
 
 SlotIndex FakeDaemon::slot_of(const SessionId& session) const {
   const std::lock_guard lock(mutex_);
+  return slot_in_script(session);
+}
+
+SlotIndex FakeDaemon::slot_in_script(const SessionId& session) const {
   return contexts_.at(session).slot;
 }
 

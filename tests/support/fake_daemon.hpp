@@ -138,6 +138,9 @@ class FakeDaemon {
   void put(const SessionId& session, Epoch epoch, TokenCount tokens);
   // A new generation of the same context, as after a take-over.
   void end_generation(const SessionId& session);
+  // The same two from within a script, which holds the daemon's lock.
+  void end_generation_in_script(const SessionId& session);
+  [[nodiscard]] SlotIndex slot_in_script(const SessionId& session) const;
   void retire(const SessionId& session, MissReason reason);
   // What put() fills rows with; no two rows are alike.
   [[nodiscard]] static std::byte pattern(std::uint32_t token, std::uint32_t layer, bool is_key);

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
+#include <memory>
 #include <thread>
 
 #include "client/library/chain_cache.hpp"
@@ -270,7 +270,6 @@ TEST(ChainCache, ThreadsSeeWholeChainsWhileOneGrows) {
 struct Index {
   static constexpr std::uint64_t kKey[2] = {3, 5};
   std::vector<IndexEntry> entries = std::vector<IndexEntry>(16);
-  std::deque<SlotRecord> records = std::deque<SlotRecord>(1);  // a contiguous block of 8 below
   std::unique_ptr<SlotRecord[]> slots = std::make_unique<SlotRecord[]>(8);
 
   [[nodiscard]] SessionIndex index() const { return {entries, std::span(slots.get(), 8), kKey}; }

@@ -31,7 +31,7 @@ MemoryFile make_file(std::uint64_t size_bytes) {
 
 Mapping map_whole(const MemoryFile& file, MappingOptions options = {}) {
   options.size_bytes = file.size_bytes();
-  options.access = Access::read_write;
+  options.access = MapAccess::read_write;
   auto mapping = Mapping::map(file.fd(), options, "test");
   EXPECT_TRUE(mapping.has_value()) << mapping.error().message();
   return std::move(*mapping);
@@ -119,12 +119,12 @@ TEST(Mapping, RefusesARangeThatTheFileDoesNotHave) {
 
 TEST(Mapping, AReadOnlyDescriptorCannotBeMappedForWriting) {
   const MemoryFile file = make_file(kPage);
-  auto reader = file.reopen(Access::read_only);
+  auto reader = file.reopen(MapAccess::read_only);
   ASSERT_TRUE(reader.has_value());
   for (const bool is_aligned : {false, true}) {
     auto mapping = Mapping::map(
         reader->get(),
-        {.size_bytes = kPage, .access = Access::read_write, .align_to_huge_page = is_aligned},
+        {.size_bytes = kPage, .access = MapAccess::read_write, .align_to_huge_page = is_aligned},
         "test");
     ASSERT_FALSE(mapping.has_value());
     EXPECT_EQ(mapping.error().os_errno, EACCES);

@@ -37,7 +37,7 @@ TEST(MemoryFile, IsBornSparsePrivateAndCloseOnExec) {
 
 TEST(MemoryFile, NobodyCanShrinkGrowOrUnsealIt) {
   const MemoryFile file = make_file(2 * kMiB);
-  const auto writer = file.reopen(Access::read_write);
+  const auto writer = file.reopen(MapAccess::read_write);
   ASSERT_TRUE(writer.has_value());
   for (const off_t size : {off_t{0}, off_t{kMiB}, off_t{4 * kMiB}}) {
     EXPECT_EQ(::ftruncate(writer->get(), size), -1);
@@ -50,7 +50,7 @@ TEST(MemoryFile, NobodyCanShrinkGrowOrUnsealIt) {
 
 TEST(MemoryFile, AReadersDescriptorNeitherWritesNorPunches) {
   const MemoryFile file = make_file(kMiB);
-  const auto reader = file.reopen(Access::read_only);
+  const auto reader = file.reopen(MapAccess::read_only);
   ASSERT_TRUE(reader.has_value());
   EXPECT_EQ(::pwrite(reader->get(), "x", 1, 0), -1);
   EXPECT_EQ(::fallocate(reader->get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
@@ -60,7 +60,7 @@ TEST(MemoryFile, AReadersDescriptorNeitherWritesNorPunches) {
 TEST(MemoryFile, AnotherUserCannotReopenAReadersDescriptorForWriting) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   const MemoryFile file = make_file(kMiB);
-  const auto reader = file.reopen(Access::read_only);
+  const auto reader = file.reopen(MapAccess::read_only);
   ASSERT_TRUE(reader.has_value());
   ForkedChild child([&] {
     const std::string path = "/proc/self/fd/" + std::to_string(reader->get());
@@ -78,7 +78,7 @@ TEST(MemoryFile, AnotherUserCannotReopenAReadersDescriptorForWriting) {
 
 TEST(MemoryFile, ReopenGivesADescriptionOfItsOwn) {
   const MemoryFile file = make_file(kMiB);
-  const auto writer = file.reopen(Access::read_write);
+  const auto writer = file.reopen(MapAccess::read_write);
   ASSERT_TRUE(writer.has_value());
   EXPECT_NE(::fcntl(writer->get(), F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_EQ(::lseek(writer->get(), 100, SEEK_SET), 100);
@@ -134,7 +134,7 @@ TEST(MemoryFile, AdoptTakesOnlyASealedReadWriteMemoryFile) {
   ASSERT_TRUE(adopted.has_value());
   EXPECT_EQ(adopted->size_bytes(), kMiB);
 
-  auto reader = file.reopen(Access::read_only);
+  auto reader = file.reopen(MapAccess::read_only);
   UniqueFd unsealed(::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(unsealed.get(), 4096), 0);
   UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));

@@ -77,7 +77,7 @@ class PageLock : public ::testing::Test {
 
   static std::optional<Mapping> map_page(int fd) {
     auto page =
-        Mapping::map(fd, {.size_bytes = 4096, .access = Access::read_write}, "page of test");
+        Mapping::map(fd, {.size_bytes = 4096, .access = MapAccess::read_write}, "page of test");
     if (!page) return std::nullopt;
     return std::move(*page);
   }
@@ -115,7 +115,7 @@ TEST_F(PageLock, SurvivesTheClosedDescriptorAndEndsWithTheMapping) {
 TEST_F(PageLock, ClosingAnotherDescriptorOfTheFileDoesNotDropIt) {
   const auto fd = lock_range(pages_, kFirstPage);
   ASSERT_TRUE(fd.has_value());
-  EXPECT_TRUE(pages_.reopen(Access::read_write).has_value());
+  EXPECT_TRUE(pages_.reopen(MapAccess::read_write).has_value());
   EXPECT_TRUE(is_locked(kFirstPage));
 }
 

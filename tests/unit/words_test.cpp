@@ -155,6 +155,16 @@ TEST(ConfirmPin, FailsOnceTheLengthIsExchanged) {
   EXPECT_TRUE(confirm_pin(words.head, words.length, kNext).has_value());
 }
 
+TEST(ConfirmPin, FailsIfTheGenerationEndedBehindTheLoadOfTheLength) {
+  // What a client sees that loaded the length before the daemon's exchange, the head after its
+  // store.
+  Words words;
+  store_live(words);
+  store_head(words.head, {kNext, Tip::at(ChunkIndex{6})});
+  EXPECT_EQ(confirm_pin(words.head, words.length, kNow), std::nullopt);
+  EXPECT_EQ(confirm_pin(words.head, words.length, kNext), std::nullopt);
+}
+
 TEST(ConfirmPin, FailsOnAFreeSlot) {
   Words words;
   store_live(words);
