@@ -17,7 +17,7 @@ namespace hotkv {
 struct MachineFacts {
   std::uint64_t memory_bytes = 0;        // of the machine
   std::uint64_t cgroup_limit_bytes = 0;  // the least of those above this process; 0 = none
-  std::string shmem_huge_pages;          // the kernel's mode: "never", "advise"; "" = not known
+  std::string shmem_huge_pages{};        // the kernel's mode: "never", "advise"; "" = not known
 };
 
 // From /proc and /sys under `root`; a file that is not there is a fact that is not known.

@@ -306,8 +306,8 @@ INSTANTIATE_TEST_SUITE_P(Points, ReaderBetweenItsLoads,
                          ::testing::Values("resolve.between-head-and-id", "resolve.before-pin",
                                            "resolve.between-pin-and-confirm",
                                            "confirm-pin.between-length-and-head"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            std::erase_if(name, [](char c) { return c == '.' || c == '-'; });
                            return name;
                          });

@@ -112,7 +112,7 @@ TEST(DaemonLifecycle, OfSeveralThatStartAtOnceExactlyOneServes) {
   std::vector<std::unique_ptr<DaemonProcess>> daemons;
   for (int count = 0; count < 4; ++count) {
     daemons.push_back(std::make_unique<DaemonProcess>(
-        DaemonProcess::Options{.flags = kFlags, .directory = folder.path()}));
+        DaemonOptions{.flags = kFlags, .directory = folder.path()}));
   }
   int serving = 0;
   for (const auto& daemon : daemons) {

@@ -138,7 +138,7 @@ ProgramResult run_program(const std::string& name, const std::vector<std::string
   return {exit_code, read_file(out), read_file(err)};
 }
 
-DaemonProcess::DaemonProcess(Options options)
+DaemonProcess::DaemonProcess(DaemonOptions options)
     : directory_(options.directory.empty() ? own_directory_.path() : options.directory),
       control_path_((directory_ / options.control_name).string()),
       notify_(listen_for_notifications(own_directory_.path() / "notify")) {

@@ -34,18 +34,20 @@ struct ProgramResult {
 [[nodiscard]] ProgramResult run_program(const std::string& name,
                                         const std::vector<std::string>& arguments);
 
+struct DaemonOptions {
+  std::vector<std::string> flags{};           // beside those for sockets
+  std::filesystem::path directory{};          // of the sockets; empty: a new one
+  std::string control_name = "control.sock";  // of the control socket in it
+  unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
+};
+
 // hotkvd in a private folder. Killed and reaped with this object, whatever the test did.
 class DaemonProcess {
  public:
-  struct Options {
-    std::vector<std::string> flags;             // beside those for sockets
-    std::filesystem::path directory;            // of the sockets; empty: a new one
-    std::string control_name = "control.sock";  // of the control socket in it
-    unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
-  };
+  using Options = DaemonOptions;
 
   // Starts it; wait_ready() tells whether it came up.
-  explicit DaemonProcess(Options options = {});
+  explicit DaemonProcess(DaemonOptions options);
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;

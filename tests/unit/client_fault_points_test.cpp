@@ -82,7 +82,8 @@ TEST_F(FaultPoints, AGenerationThatEndsAroundThePinIsNeverShown) {
     const Generation now = load_head(daemon.slot(daemon.slot_of(kA)).head).generation;
     ASSERT_EQ(daemon.pins_held(), 1u) << point;
     for (const AtomicWord& word : daemon.page(PageIndex{0}).pins) {
-      if (const auto pin = load_untrusted_pin(word)) EXPECT_EQ(pin->generation, now) << point;
+      const auto pin = load_untrusted_pin(word);
+      EXPECT_EQ(pin.value_or(PinWord{SlotIndex{0}, now}).generation, now) << point;
     }
   }
 }

@@ -225,8 +225,11 @@ TEST_F(Reclaim, TheAppendingContextIsNeverItsOwnVictim) {
   ASSERT_TRUE(add(*a, "a2", 2));
   ASSERT_TRUE(add(*a, "a3", 2));
   for (const std::uint32_t chunks : {2u, 2u, 2u}) {
-    // Its age stays the greatest: the daemon's note of this use is taken back.
+    // A clock behind all others' uses, so that it stays the least recently used one all the same.
+    h->now_ms -= 50'000;
     ASSERT_TRUE(grow(*a, "grows", chunks));
+    EXPECT_EQ(h->core->contexts().front().session, id("grows"));
+    h->now_ms += 50'000;
   }
   EXPECT_FALSE(lives(*a, "a1") || lives(*a, "a2") || lives(*a, "a3"));
   const auto view = pin(*a, "grows", 8);
