@@ -113,10 +113,9 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
              client::ShardMappings mappings, std::unique_ptr<client::Connection> connection);
   ~Attachment() = default;
 
-  [[nodiscard]] Sighting look(const SessionId& session, Epoch epoch, TokenCount expected,
-                              LengthMatch match) const;
-  [[nodiscard]] Sighting look_at(const client::Place& place, TokenCount expected,
-                                 LengthMatch match) const;
+  // One look into memory; fills `sighting`, which a hit leaves with a confirmed pin.
+  void look(const SessionId& session, Epoch epoch, TokenCount expected, LengthMatch match,
+            Sighting& sighting) const;
 
   const client::ForkGuard guard_;
   const Recipe recipe_;

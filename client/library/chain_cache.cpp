@@ -11,6 +11,15 @@ Error damaged(ChunkIndex chunk, std::string cause) {
                std::move(cause)};
 }
 
+const ChainRef& nothing_known() {
+  static const ChainRef empty = std::make_shared<const Chain>();
+  return empty;
+}
+
+bool ends_at(const Chain& chain, ChunkIndex tip) {
+  return chain.size != 0 && chain.chunks[chain.size - 1] == tip;
+}
+
 Chain copy_with_room(const Chain& known, std::uint32_t size) {
   Chain chain;
   chain.capacity = std::max(size, known.capacity * 2);
@@ -29,14 +38,19 @@ std::expected<ChainRef, Error> ChainCache::chain(SlotIndex slot, Generation gene
                                    "slot " + std::to_string(slot.value()),
                                    "tokens are published but there is no chunk"});
     }
-    return std::make_shared<const Chain>();
+    return nothing_known();
   }
   Stripe& stripe = stripes_[slot.value() % kStripes];
   const std::lock_guard lock(stripe.mutex);
   const auto found = stripe.entries.find(slot.value());
   const bool is_known =
       found != stripe.entries.end() && found->second.generation == generation;
-  auto chain = walk(is_known ? found->second.chain : std::make_shared<const Chain>(), tip.chunk());
+  // What nearly every call finds: nothing was added.
+  if (is_known && ends_at(*found->second.chain, tip.chunk()) &&
+      found->second.chain->size >= chunks_min) {
+    return found->second.chain;
+  }
+  auto chain = walk(is_known ? found->second.chain : nothing_known(), tip.chunk());
   if (!chain) return chain;
   if ((*chain)->size < chunks_min) {
     return std::unexpected(damaged(tip.chunk(), "the chain has " + std::to_string((*chain)->size) +
@@ -56,7 +70,7 @@ std::expected<ChainRef, Error> ChainCache::chain(SlotIndex slot, Generation gene
 // number of chunks, and checked at every step: ordinals fall by one and end at 0 without a
 // predecessor, so no cycle and no foreign chunk can be walked.
 std::expected<ChainRef, Error> ChainCache::walk(const ChainRef& known, ChunkIndex tip) const {
-  if (known->size != 0 && known->chunks[known->size - 1] == tip) return known;
+  if (ends_at(*known, tip)) return known;
   const auto word_of = [&](ChunkIndex chunk) {
     return ChunkWord::from_bits(chunk_words_[chunk.value()].load(std::memory_order_acquire));
   };

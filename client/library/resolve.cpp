@@ -62,42 +62,54 @@ struct Attachment::Sighting {
     changing,  // a generation ended between two steps: look again
     refused,   // not readable by this client now: `cause`
   };
-  Kind kind;
-  std::optional<View> view;
+  Kind kind = Kind::changing;
   ErrorCode cause = ErrorCode::shard_damaged;
-
-  static Sighting hit(View view) { return {Kind::hit, std::move(view)}; }
-  static Sighting absent() { return {Kind::absent, std::nullopt}; }
-  static Sighting changing() { return {Kind::changing, std::nullopt}; }
-  static Sighting refused(ErrorCode cause) { return {Kind::refused, std::nullopt, cause}; }
+  // Of a hit.
+  std::optional<client::Pin> pin;
+  client::ChainRef chain;
+  TokenCount length;
 };
 
-Attachment::Sighting Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected,
-                                      LengthMatch match) const {
+void Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected,
+                      LengthMatch match, Sighting& sighting) const {
   const std::optional<Place> place = index_.find(session, epoch);
-  if (!place) return Sighting::absent();
-  return look_at(*place, expected, match);
-}
-
-Attachment::Sighting Attachment::look_at(const Place& place, TokenCount expected,
-                                         LengthMatch match) const {
-  const Generation generation = place.head.generation;
+  if (!place) {
+    sighting.kind = Sighting::Kind::absent;
+    return;
+  }
+  const Generation generation = place->head.generation;
   HOTKV_FAULT_POINT("resolve.before-pin");
-  const auto word = pins_.claim({place.slot, generation});
-  if (!word) return Sighting::refused(ErrorCode::too_many_pins);
+  const auto word = pins_.claim({place->slot, generation});
+  if (!word) {
+    sighting.kind = Sighting::Kind::refused;
+    sighting.cause = ErrorCode::too_many_pins;
+    return;
+  }
   client::Pin pin(pins_, *word);
   HOTKV_FAULT_POINT("resolve.between-pin-and-confirm");
   // Same generation after the pin: the identity that was compared before it holds, and the chain
   // stays. Otherwise not a byte has been looked at, and the pin ends with this scope.
-  const auto snapshot = confirm_pin(head(place.slot), length(place.slot), generation);
-  if (!snapshot) return Sighting::changing();
-  if (!length_matches(snapshot->length, expected, match)) return Sighting::absent();
-  touch(place.slot);
-  auto chain = chains_.chain(place.slot, generation, snapshot->tip,
+  const auto snapshot = confirm_pin(head(place->slot), length(place->slot), generation);
+  if (!snapshot) {
+    sighting.kind = Sighting::Kind::changing;
+    return;
+  }
+  if (!length_matches(snapshot->length, expected, match)) {
+    sighting.kind = Sighting::Kind::absent;
+    return;
+  }
+  touch(place->slot);
+  auto chain = chains_.chain(place->slot, generation, snapshot->tip,
                              facts_.geometry.chunks_for(snapshot->length));
-  if (!chain) return Sighting::refused(chain.error().code);
-  return Sighting::hit(
-      View(shared_from_this(), std::move(*chain), std::move(pin).release(), snapshot->length));
+  if (!chain) {
+    sighting.kind = Sighting::Kind::refused;
+    sighting.cause = chain.error().code;
+    return;
+  }
+  sighting.kind = Sighting::Kind::hit;
+  sighting.pin.emplace(std::move(pin));
+  sighting.chain = std::move(*chain);
+  sighting.length = snapshot->length;
 }
 
 std::expected<View, CacheMiss> Attachment::resolve(const SessionId& session, Epoch epoch,
@@ -111,11 +123,14 @@ std::expected<View, CacheMiss> Attachment::resolve(const SessionId& session, Epo
     if (!connection().is_connected()) {
       return std::unexpected(unavailable(asked, ErrorCode::daemon_unavailable));
     }
-    Sighting sighting = Sighting::changing();
+    Sighting sighting;
     for (int tried = 0; tried < kLooksMax && sighting.kind == Sighting::Kind::changing; ++tried) {
-      sighting = look(session, epoch, expected, match);
+      look(session, epoch, expected, match, sighting);
     }
-    if (sighting.kind == Sighting::Kind::hit) return std::move(*sighting.view);
+    if (sighting.kind == Sighting::Kind::hit) {
+      return View(shared_from_this(), std::move(sighting.chain), std::move(*sighting.pin).release(),
+                  sighting.length);
+    }
     if (sighting.kind == Sighting::Kind::refused) {
       return std::unexpected(unavailable(asked, sighting.cause));
     }

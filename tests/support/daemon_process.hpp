@@ -47,7 +47,7 @@ class DaemonProcess {
   using Options = DaemonOptions;
 
   // Starts it; wait_ready() tells whether it came up.
-  explicit DaemonProcess(DaemonOptions options);
+  explicit DaemonProcess(DaemonOptions options = {});
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
