@@ -66,11 +66,12 @@ std::expected<Geometry, Error> Geometry::make(const Recipe& recipe,
       options.chunk_tokens != 0 ? options.chunk_tokens : chunk_tokens_for(recipe.bytes_per_token());
   // A recipe's bounds keep bytes_per_token below 2^44; a chunk may still overflow by its tokens.
   if (!multiply(recipe.bytes_per_token(), g.chunk_tokens, g.chunk_bytes) ||
-      g.chunk_bytes > (std::uint64_t{1} << 47)) {
+      g.chunk_bytes > kChunkBytesMax) {
     return std::unexpected(
         refuse("chunk_tokens", std::to_string(g.chunk_tokens) + " tokens of " +
                                    std::to_string(recipe.bytes_per_token()) +
-                                   " bytes make a chunk larger than an address space"));
+                                   " bytes make a chunk of more than " +
+                                   std::to_string(kChunkBytesMax) + " bytes"));
   }
   g.chunk_stride_bytes = round_up(g.chunk_bytes, kPageBytes);
   g.extent_bytes =

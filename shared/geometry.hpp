@@ -17,6 +17,9 @@ inline constexpr std::uint64_t kHugePageBytes = std::uint64_t{2} << 20;
 // Tokens of one context. A length fits 31 bits, so sums of two never wrap a 32-bit word.
 inline constexpr std::uint32_t kContextTokensMax = (std::uint32_t{1} << 31) - 1;
 
+// The largest chunk: a copy of a part-filled one is made in one piece while others wait.
+inline constexpr std::uint64_t kChunkBytesMax = std::uint64_t{64} << 20;
+
 struct GeometryOptions {
   std::uint32_t chunk_tokens = 0;  // 0: chosen from the recipe, see chunk_tokens_for()
   bool huge_pages = false;         // extents are whole huge pages

@@ -66,6 +66,7 @@ Attachment::Attachment(const ClientOptions& options, const Recipe& recipe, clien
       pins_(*place_in<ClientPage>(mappings_.page, ByteOffset{0})),
       chains_(std::span(place_in<const AtomicWord>(mappings_.tables, facts_.layout.chunk_words),
                         facts_.capacities.chunk_count)),
+      populated_(facts_.capacities.chunk_count),
       leases_(*connection),
       connection_(std::move(connection)) {}
 

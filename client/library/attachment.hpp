@@ -17,6 +17,7 @@
 #include "client/library/fork_guard.hpp"
 #include "client/library/lease_table.hpp"
 #include "client/library/pin_words.hpp"
+#include "client/library/populated_chunks.hpp"
 #include "client/library/position.hpp"
 #include "client/library/session_index.hpp"
 #include "shared/geometry.hpp"
@@ -95,6 +96,10 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
   [[nodiscard]] std::byte* chunk(ChunkIndex chunk) const {
     return chunks_ + facts_.geometry.chunk_offset(chunk).value();
   }
+  // See PopulatedChunks.
+  void populate(std::span<const ChunkIndex> pinned_chunks) const {
+    populated_.populate(pinned_chunks, facts_.geometry, chunks_);
+  }
   // Notes that the slot was used now. A store only if the tick is another one. No system call:
   // the coarse clock is read from memory.
   void touch(SlotIndex slot) const;
@@ -132,6 +137,7 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
 
   mutable client::PinWords pins_;
   mutable client::ChainCache chains_;
+  mutable client::PopulatedChunks populated_;
   // Outlives the connection, whose end lets go of leases that late replies were to bring.
   mutable client::LeaseTable leases_;
   const std::unique_ptr<client::Connection> connection_;

@@ -133,6 +133,22 @@ std::expected<void, Refusal> HeldContext::take(const std::expected<Answer, Error
   return {};
 }
 
+void HeldContext::populate_grant() {
+  const auto word = attachment_->pins().claim({position_.slot, position_.generation});
+  if (!word) return;
+  const Pin pin(attachment_->pins(), *word);
+  const auto snapshot = confirm_pin(attachment_->head(position_.slot),
+                                    attachment_->length(position_.slot), position_.generation);
+  if (!snapshot) return;
+  const auto chain =
+      attachment_->chains().chain(position_.slot, position_.generation, snapshot->tip, 0);
+  if (!chain) return;
+  // From the chunk that the next token goes to.
+  const std::span chunks((*chain)->chunks.get(), (*chain)->size);
+  const std::uint32_t first = snapshot->length.value() / attachment_->geometry().chunk_tokens;
+  if (first < chunks.size()) attachment_->populate(chunks.subspan(first));
+}
+
 std::expected<void, Refusal> HeldContext::close() {
   if (auto usable = check_usable("close"); !usable) return std::unexpected(usable.error());
   given_back_ = true;
@@ -188,7 +204,11 @@ std::vector<std::expected<Writer, Refusal>> append_all(const Attachment& attachm
                              std::span<const protocol::AppendOperation>(operations), *deadline);
     for (std::size_t k = 0; k < asking.size(); ++k) {
       auto taken = jobs[asking[k]].context->take(answers[k], "append");
-      if (!taken) results[asking[k]].emplace(std::unexpected(std::move(taken.error())));
+      if (taken) {
+        jobs[asking[k]].context->populate_grant();
+      } else {
+        results[asking[k]].emplace(std::unexpected(std::move(taken.error())));
+      }
     }
   }
   std::vector<std::expected<Writer, Refusal>> all;
@@ -229,7 +249,9 @@ std::expected<void, Refusal> reserve(HeldContext& context, TokenCount tokens) {
   const Attachment& attachment = context.attachment();
   const auto answers = ask(attachment.connection(), protocol::Type::append,
                            std::span(&operation, 1), attachment.deadline_from_now());
-  return context.take(answers[0], "reserve");
+  auto taken = context.take(answers[0], "reserve");
+  if (taken) context.populate_grant();
+  return taken;
 }
 
 }  // namespace hotkv::client

@@ -56,6 +56,10 @@ class HeldContext {
   [[nodiscard]] std::expected<std::optional<protocol::TruncateOperation>, Error> try_truncate(
       TokenCount to) const;
 
+  // Makes the pages of what is granted present, while the daemon's answer has just been waited for
+  // anyway, so that writing to them meets no fault. Best effort.
+  void populate_grant();
+
   // Goes on from where the daemon says the context stands, or says why it does not.
   [[nodiscard]] std::expected<void, Refusal> take(const std::expected<Answer, Error>& answer,
                                                   std::string_view operation);

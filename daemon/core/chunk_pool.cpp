@@ -182,8 +182,9 @@ void ChunkPool::adopt_chain(Tip tip) {
   }
 }
 
-bool ChunkPool::is_sound(Tip tip) const {
+bool ChunkPool::is_sound(Tip tip, SoundChunks& sound) const {
   if (!tip.is_chunk()) return true;
+  std::vector<std::uint32_t> walked;
   std::optional<ChunkIndex> at = tip.chunk();
   std::optional<std::uint32_t> above;
   while (at) {
@@ -194,9 +195,12 @@ bool ChunkPool::is_sound(Tip tip) const {
     const ChunkWord here = word(*at);
     if (above && here.ordinal + 1 != *above) return false;
     if ((here.ordinal == 0) != !here.previous.has_value()) return false;
+    if (sound.contains(at->value())) break;
+    walked.push_back(at->value());
     above = here.ordinal;
     at = here.previous;
   }
+  sound.insert(walked.begin(), walked.end());
   return true;
 }
 

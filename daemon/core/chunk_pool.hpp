@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <unordered_set>
 #include <vector>
 
 #include <hotkv/types.hpp>
@@ -71,7 +72,13 @@ class ChunkPool {
   // One more head of this chain: counts the tip, and below it every chunk not counted yet.
   void adopt_chain(Tip tip);
   // Does this chain make sense: chunks in range and with memory, ordinals falling by one to 0?
-  [[nodiscard]] bool is_sound(Tip tip) const;
+  // `sound` remembers what was walked: many heads share a chain, and each chunk is walked once.
+  using SoundChunks = std::unordered_set<std::uint32_t>;
+  [[nodiscard]] bool is_sound(Tip tip, SoundChunks& sound) const;
+  [[nodiscard]] bool is_sound(Tip tip) const {
+    SoundChunks none;
+    return is_sound(tip, none);
+  }
 
  private:
   void grow_to(ExtentIndex extent);

@@ -51,6 +51,9 @@ Outcome<Position> Core::open(ClientId client, const SessionId& session, Epoch ep
   if (auto error = impl_->check_recipe("open", shard, fingerprint)) {
     return impl_->refuse(shard, std::move(*error));
   }
+  if (auto error = impl_->check_claims("open", shard, client.page, session)) {
+    return impl_->refuse(shard, std::move(*error));
+  }
   if (const auto known = shard.ledger.find(session); known && epoch < known->epoch) {
     return impl_->refuse(shard, {ErrorCode::stale_epoch, "open", session_name(session),
                                  "epoch " + std::to_string(known->epoch.value()) +
@@ -209,6 +212,13 @@ std::optional<Error> Core::Impl::check_recipe(const char* operation, const Shard
                "the request's fingerprint is not that of the shard's recipe: " + text};
 }
 
+std::optional<Error> Core::Impl::check_claims(const char* operation, const Shard& shard,
+                                              PageIndex page, const SessionId& session) {
+  if (shard.pages.has_claims(page)) return std::nullopt;
+  return Error{ErrorCode::not_attached, operation, session_name(session),
+               "this client's mapping of its page is gone"};
+}
+
 Outcome<SlotIndex> Core::Impl::held_slot(const char* operation, Shard& shard, PageIndex page,
                                          const SessionId& session, Epoch epoch,
                                          Generation generation) {
@@ -254,11 +264,12 @@ Outcome<Position> Core::Impl::make_context(Shard& shard, PageIndex page, const S
                                            Epoch epoch, std::optional<SlotIndex> superseded) {
   const std::uint64_t now = now_ms();
   if (!superseded) {
-    if (!shard.sessions.has_index_room(session)) {
-      return refuse(shard, {ErrorCode::too_many_sessions, "open", session_name(session),
-                            "its hash collides with those of too many others"});
-    }
+    if (!shard.sessions.has_index_room(session)) return refuse_collision(shard, session);
     if (auto error = make_slot_room(shard, session)) return refuse(shard, std::move(*error));
+    // That may have found out that this very client is gone.
+    if (auto error = check_claims("open", shard, page, session)) {
+      return refuse(shard, std::move(*error));
+    }
   }
   // The moment from which lower epochs are stale; everything after it can be finished by a rebuild.
   const auto forgotten = shard.ledger.remember(session, epoch, now);
@@ -266,14 +277,21 @@ Outcome<Position> Core::Impl::make_context(Shard& shard, PageIndex page, const S
     ++shard.counters.forgotten_early;
   }
   if (superseded) shard.retire(*superseded, MissReason::superseded_epoch, now);
+  // Its own place in the index can have gone to one of many that collide with it.
+  if (!shard.sessions.has_index_room(session)) return refuse_collision(shard, session);
   const auto slot = shard.sessions.take_free();
-  if (!slot) {  // every slot is worn out: after some 10^13 contexts
+  if (!slot) {  // every slot is worn out: after some 10^13 generations
     return refuse(shard, {ErrorCode::too_many_sessions, "open", session_name(session),
                           "every slot of the shard is worn out"});
   }
   shard.open(*slot, session, epoch, page, now);
   ++shard.counters.opens;
   return shard.position(*slot);
+}
+
+std::unexpected<Refusal> Core::Impl::refuse_collision(Shard& shard, const SessionId& session) {
+  return refuse(shard, {ErrorCode::too_many_sessions, "open", session_name(session),
+                        "its hash collides with those of too many others"});
 }
 
 std::optional<Error> Core::Impl::make_slot_room(Shard& shard, const SessionId& session) {

@@ -192,15 +192,16 @@ class Core {
   // ---- shards -----------------------------------------------------------------------------------
 
   [[nodiscard]] std::optional<ShardId> find_shard(const ShardKey& key) const;
-  // Errors: too_many_shards (the daemon's bound or the owner's), invalid_argument (geometry),
-  // budget_exceeded where not even one extent fits into the budget.
+  // Errors: too_many_shards (the daemon's bound or the owner's), invalid_argument (geometry: a chunk
+  // that is too large, or not one fits).
   // May drop shards that hold no context and no client: their ids leave by take_dropped_shards().
   [[nodiscard]] std::expected<ShardPlan, Error> plan_shard(std::uint32_t owner_uid,
                                                            const Recipe& recipe);
   // Formats zeroed memory of the plan's sizes. The memory outlives the shard.
   ShardId add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy);
   // Takes over memory that an earlier core left at any instruction: rebuilds what was private,
-  // finishes what was half done, drops a context that makes no sense (lost_in_restart).
+  // finishes what was half done, drops a context that makes no sense (lost_in_restart). Clients keep
+  // their pins and leases until tick() finds out who is gone.
   // `provisioned` says which extents have memory. Errors: shard_damaged, unsupported_version,
   // uncertified_architecture; then the memory is unchanged.
   [[nodiscard]] std::expected<ShardId, Error> adopt_shard(
@@ -257,7 +258,7 @@ class Core {
 
   [[nodiscard]] std::vector<MemoryOrder> take_memory_orders();
   // The order was carried out, or (error) nothing of it is in effect any more but its punches where
-  // `punched`.
+  // `punched`. An order that was carried out has punched.
   void memory_order_done(std::uint64_t order_id, std::expected<void, Error> result, bool punched);
   [[nodiscard]] std::vector<FinishedGrant> take_finished_grants();
 

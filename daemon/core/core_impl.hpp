@@ -27,6 +27,10 @@ class Core::Impl {
   [[nodiscard]] std::unexpected<Refusal> refuse(Shard& shard, Error error);
   [[nodiscard]] std::unexpected<Refusal> refuse_exhausted(const char* operation, Shard& shard,
                                                           SlotIndex slot);
+  [[nodiscard]] std::unexpected<Refusal> refuse_collision(Shard& shard, const SessionId& session);
+  // The error where the client's mapping is known to be gone: it can hold nothing any more.
+  [[nodiscard]] static std::optional<Error> check_claims(const char* operation, const Shard& shard,
+                                                         PageIndex page, const SessionId& session);
   [[nodiscard]] static std::optional<Error> check_recipe(const char* operation, const Shard& shard,
                                                          const Fingerprint& fingerprint);
   // The slot of a context that `page` holds in this generation.

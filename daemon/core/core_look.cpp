@@ -53,6 +53,9 @@ Status Core::status() const {
     add(status.account, info.account);
     status.shards.push_back(std::move(info));
   }
+  const auto held_back = static_cast<std::uint64_t>(impl_->shards.held_back_bytes());
+  status.account.provisioned += held_back;
+  status.account.in_transit += held_back;
   return status;
 }
 

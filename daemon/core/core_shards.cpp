@@ -6,6 +6,12 @@
 #include "daemon/core/rebuild.hpp"
 
 namespace hotkv::core {
+namespace {
+
+// Size of an arena, in budgets.
+constexpr std::uint64_t kArenaBudgets = 2;
+
+}  // namespace
 
 std::optional<ShardId> Core::find_shard(const ShardKey& key) const {
   const Shard* shard = impl_->shards.find(key);
@@ -47,9 +53,10 @@ std::expected<ShardPlan, Error> Core::plan_shard(std::uint32_t owner_uid, const 
                                  "there are " + std::to_string(map.size()) +
                                      " shards, the most for this daemon"});
   }
-  // The arena's size is a limit, not memory: one shard may come to use the whole budget.
-  auto geometry =
-      Geometry::make(recipe, {limits.chunk_tokens, limits.huge_pages, limits.max_bytes});
+  // The arena's size is a limit, not memory, made large at birth: one shard may come to use the whole
+  // budget, also while extents of its own are still on their way out, and a budget that is raised.
+  auto geometry = Geometry::make(
+      recipe, {limits.chunk_tokens, limits.huge_pages, limits.max_bytes * kArenaBudgets});
   if (!geometry) return std::unexpected(geometry.error());
   const Capacities capacities = capacities_for(limits.session_cap, limits.tombstones,
                                                limits.clients_per_shard, *geometry);
@@ -95,8 +102,7 @@ std::expected<ShardId, Error> Core::adopt_shard(
   auto shard = std::make_unique<Shard>(id, std::move(*recipe), memory, header.capacities, geometry,
                                        impl_->gate);
   Rebuild(*shard, impl_->gate, impl_->now_ms()).run(provisioned);
-  impl_->reap(*shard);
-  shard->sweep();
+  // Whose mapping is gone is asked later, by tick(): only then can the caller know this id.
   impl_->shards.map().emplace(id, std::move(shard));
   return id;
 }

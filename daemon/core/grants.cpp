@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "shared/check.hpp"
 
@@ -11,6 +12,9 @@ namespace {
 // A reader can pin a victim between the choice and the end of it; then there is less than was
 // reckoned, and the choice is made again. More than this is not misfortune but a pinned shard.
 constexpr int kReclaimAttempts = 3;
+// Need of memory is an occasion to ask after every client, which costs a system call each. A client
+// that hung up was asked after then; one that did not can be gone only by an exec.
+constexpr std::uint64_t kReapIntervalMs = 100;
 
 std::uint64_t chunks_above(std::uint64_t tokens, std::uint64_t chunk_tokens) {
   return (tokens + chunk_tokens - 1) / chunk_tokens;
@@ -84,9 +88,11 @@ std::optional<Error> Grants::refuse_if_hopeless(const Shard& shard, SlotIndex sl
 
 std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks) {
   if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
-  // Somebody needs memory: the occasion to ask whether clients that hung up are gone.
+  const std::uint64_t now = now_ms_();
+  const bool reaps = !last_reap_ms_ || now - *last_reap_ms_ >= kReapIntervalMs;
+  if (reaps) last_reap_ms_ = now;
   for (const auto& [id, each] : shards_.map()) {
-    reap_(*each);
+    if (reaps) reap_(*each);
     each->sweep();
   }
   for (int attempt = 0; attempt < kReclaimAttempts; ++attempt) {
@@ -104,7 +110,7 @@ std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64
 }
 
 Position Grants::apply(Shard& shard, SlotIndex slot, const Plan& plan,
-                       std::vector<ChunkIndex> supply) {
+                       std::vector<ChunkIndex>& supply) {
   const auto next = [&supply] {
     HOTKV_CHECK(!supply.empty(), "a grant reckoned with too few chunks");
     const ChunkIndex chunk = supply.back();
@@ -113,7 +119,6 @@ Position Grants::apply(Shard& shard, SlotIndex slot, const Plan& plan,
   };
   if (plan.copies_tail) shard.copy_tail(slot, plan.length, next());
   while (plan.up_to > shard.chunks.capacity(shard.head(slot).tip)) shard.link(slot, next());
-  for (const ChunkIndex chunk : supply) shard.chunks.give_back(chunk);
   return shard.position(slot);
 }
 
@@ -131,26 +136,61 @@ Grants::Answer Grants::append(ClientId client, SlotIndex slot, TokenCount up_to)
     return Refusal(Error{ErrorCode::generations_exhausted, "append",
                          session_name(shard.session(slot)), "open a higher epoch"});
   }
+  const Generation generation = shard.head(slot).generation;
+  Waiter waiter{next_id_, client, slot, shard.session(slot), shard.epoch(slot), generation, up_to};
+  if (Order* order = order_of(client, slot, generation)) {
+    if (up_to > order->waiters.front().up_to) {
+      return Refusal(Error{ErrorCode::too_many_waiting, "append", session_name(waiter.session),
+                           "an append of this context to " +
+                               std::to_string(order->waiters.front().up_to.value()) +
+                               " tokens waits for memory already"});
+    }
+    order->waiters.push_back(std::move(waiter));
+    return Waiting{next_id_++};
+  }
+  // Before anybody is evicted for an append that then could not wait.
+  if (shard.chunks.free_count() < planned.chunks) {
+    if (auto error = refuse_if_queue_is_full(shard, slot)) return Refusal(std::move(*error));
+  }
   if (auto error = make_room(shard, slot, planned.chunks)) return Refusal(std::move(*error));
   if (shard.chunks.free_count() >= planned.chunks) {
     std::vector<ChunkIndex> chunks;
     for (std::uint64_t i = 0; i < planned.chunks; ++i) chunks.push_back(shard.chunks.take());
     std::ranges::reverse(chunks);  // apply() takes from the back: lowest chunk first
-    return apply(shard, slot, planned, std::move(chunks));
+    return apply(shard, slot, planned, chunks);
   }
-  if (orders_.size() >= limits_.waiting_grants_max) {
-    return Refusal(Error{ErrorCode::too_many_waiting, "append", session_name(shard.session(slot)),
-                         std::to_string(orders_.size()) + " appends wait for memory already"});
+  place_order(shard, planned.chunks, std::move(waiter));
+  return Waiting{next_id_++};
+}
+
+Grants::Order* Grants::order_of(ClientId client, SlotIndex slot, Generation generation) {
+  for (auto& [id, order] : orders_) {
+    if (order.waiters.empty()) continue;
+    const Waiter& first = order.waiters.front();
+    if (first.client == client && first.slot == slot && first.generation == generation) {
+      return &order;
+    }
   }
-  const std::uint64_t ticket = next_id_;
-  place_order(shard, planned.chunks,
-              Waiter{client, slot, shard.session(slot), shard.epoch(slot),
-                     shard.head(slot).generation, up_to});
-  return Waiting{ticket};
+  return nullptr;
+}
+
+std::optional<Error> Grants::refuse_if_queue_is_full(const Shard& shard, SlotIndex slot) const {
+  const auto of_owner = std::ranges::count_if(orders_, [&](const auto& entry) {
+    return entry.second.owner_uid == shard.key.owner_uid;
+  });
+  // Half the queue is one owner's at most, so that no owner can make all others be refused.
+  const std::uint32_t owner_max = std::max(limits_.waiting_grants_max / 2, 1u);
+  if (orders_.size() < limits_.waiting_grants_max && std::cmp_less(of_owner, owner_max)) {
+    return std::nullopt;
+  }
+  return Error{ErrorCode::too_many_waiting, "append", session_name(shard.session(slot)),
+               std::to_string(orders_.size()) + " appends wait for memory already, " +
+                   std::to_string(of_owner) + " of this owner"};
 }
 
 void Grants::place_order(Shard& shard, std::uint64_t chunks, Waiter waiter) {
-  Order order{next_id_++, shard.id, {}, {}, {}, std::move(waiter)};
+  Order order{next_id_, shard.id, shard.key.owner_uid, {}, {}, {}, {}};
+  order.waiters.push_back(std::move(waiter));
   while (order.booked.size() < chunks && shard.chunks.free_count() > 0) {
     order.booked.push_back(shard.chunks.take());
   }
@@ -168,10 +208,20 @@ void Grants::place_order(Shard& shard, std::uint64_t chunks, Waiter waiter) {
                                   geometry.extent_offset(extent).value()},
                        geometry.extent_bytes};
   };
+  Shards::Surplus surplus;
   for (const auto& [id, extent] : order.departures) {
-    work.punch.push_back(range(shards_.at(id), extent));
+    const Shard& from = shards_.at(id);
+    work.punch.push_back(range(from, extent));
+    const auto bytes = static_cast<std::int64_t>(from.tables.geometry().extent_bytes);
+    surplus.total += bytes;
+    surplus.of_owner[from.key.owner_uid] += bytes;
   }
   for (const ExtentIndex extent : order.arrivals) work.provision.push_back(range(shard, extent));
+  const auto arriving = static_cast<std::int64_t>(order.arrivals.size() * g.extent_bytes);
+  surplus.total = std::max<std::int64_t>(surplus.total - arriving, 0);
+  std::int64_t& own = surplus.of_owner[shard.key.owner_uid];
+  own = std::max<std::int64_t>(own - arriving, 0);
+  shards_.hold_back(order.id, std::move(surplus));
   new_orders_.push_back(std::move(work));
   orders_.emplace(order.id, std::move(order));
 }
@@ -182,59 +232,60 @@ void Grants::order_done(std::uint64_t order_id, const std::expected<void, Error>
   if (found == orders_.end()) return;
   Order order = std::move(found->second);
   orders_.erase(found);
+  shards_.let_go(order_id);
   for (const auto& [id, extent] : order.departures) {
-    shards_.at(id).chunks.end_departure(extent, punched);
+    shards_.at(id).chunks.end_departure(extent, punched || result.has_value());
   }
   Shard& shard = shards_.at(order.shard);
   for (const ExtentIndex extent : order.arrivals) {
     shard.chunks.end_arrival(extent, result.has_value());
-    if (!result || !order.waiter) continue;
-    // All of an extent's chunks are booked first; what the append does not need it gives back.
+    if (!result) continue;
+    // All of an extent's chunks are booked first; what the appends do not need is given back.
     for (std::uint32_t i = 0; i < shard.tables.geometry().chunks_per_extent; ++i) {
       order.booked.push_back(shard.chunks.take_from(extent, i));
     }
   }
-  if (!order.waiter) {
-    for (const ChunkIndex chunk : order.booked) shard.chunks.give_back(chunk);
-    return;
+  std::ranges::sort(order.booked, std::ranges::greater{});
+  for (const Waiter& waiter : order.waiters) {
+    finished_.push_back({waiter.ticket, finish(shard, waiter, order.booked, result)});
   }
-  finished_.push_back(
-      {order.id, finish(shard, *order.waiter, std::move(order.booked), result)});
+  for (const ChunkIndex chunk : order.booked) shard.chunks.give_back(chunk);
 }
 
 Outcome<Position> Grants::finish(Shard& shard, const Waiter& waiter,
-                                 std::vector<ChunkIndex> booked,
+                                 std::vector<ChunkIndex>& booked,
                                  const std::expected<void, Error>& result) {
-  const auto refuse = [&](Refusal refusal) -> Outcome<Position> {
-    for (const ChunkIndex chunk : booked) shard.chunks.give_back(chunk);
-    return std::unexpected(std::move(refusal));
-  };
   const auto slot = shard.find(waiter.session, waiter.epoch);
-  if (!slot) return refuse(shard.absence(waiter.session, waiter.epoch, std::nullopt, now_ms_()));
+  if (!slot) {
+    return std::unexpected(
+        shard.absence(waiter.session, waiter.epoch, std::nullopt, now_ms_()));
+  }
   if (*slot != waiter.slot || shard.head(*slot).generation != waiter.generation ||
       shard.holder(*slot) != waiter.client.page) {
-    return refuse(lease_lost("append", waiter.session, "it changed while memory was fetched"));
+    return std::unexpected(
+        lease_lost("append", waiter.session, "it changed while memory was fetched"));
   }
   if (!result) {
     Error error = result.error();
     error.operation = "append";
     error.object = session_name(waiter.session);
-    return refuse(std::move(error));
+    return std::unexpected(std::move(error));
   }
   // In one generation nothing raises the need, except a scribble on the length word.
   const Plan planned = plan(shard, *slot, waiter.up_to);
   if (planned.chunks > booked.size()) {
-    return refuse(Error{ErrorCode::shard_damaged, "append", session_name(waiter.session),
-                        "its length word was overwritten"});
+    return std::unexpected(Error{ErrorCode::shard_damaged, "append",
+                                 session_name(waiter.session),
+                                 "its length word was overwritten"});
   }
-  std::ranges::sort(booked, std::ranges::greater{});
-  return apply(shard, *slot, planned, std::move(booked));
+  if (planned.chunks == 0) return shard.position(*slot);
+  return apply(shard, *slot, planned, booked);
 }
 
 void Grants::drop_client(ClientId client) {
   for (auto& [id, order] : orders_) {
-    if (!order.waiter || order.waiter->client != client) continue;
-    order.waiter.reset();
+    std::erase_if(order.waiters, [&](const Waiter& waiter) { return waiter.client == client; });
+    if (!order.waiters.empty()) continue;
     for (const ChunkIndex chunk : order.booked) shards_.at(order.shard).chunks.give_back(chunk);
     order.booked.clear();
   }

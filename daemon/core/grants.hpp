@@ -18,7 +18,7 @@ namespace hotkv::core {
 // An append that finds too little memory books what there is, orders the rest, and waits; what it
 // booked is nobody else's meanwhile. Its answer is made when the order is done, and then by the same
 // checks as at first: a context that was cut off or ended in between is refused, and the chunks are
-// free.
+// free. A context has one order at a time: a further append joins it, or is refused if it wants more.
 class Grants {
  public:
   using Answer = std::variant<Position, Refusal, Waiting>;
@@ -36,6 +36,7 @@ class Grants {
   void order_done(std::uint64_t order_id, const std::expected<void, Error>& result, bool punched);
   [[nodiscard]] std::vector<FinishedGrant> take_finished() { return std::exchange(finished_, {}); }
 
+  // Orders under way.
   [[nodiscard]] std::uint32_t waiting_count() const {
     return static_cast<std::uint32_t>(orders_.size());
   }
@@ -44,8 +45,9 @@ class Grants {
   [[nodiscard]] bool has_orders_for(ShardId shard) const;
 
  private:
-  // The append that waits for an order.
+  // An append that waits for an order.
   struct Waiter {
+    std::uint64_t ticket;
     ClientId client;
     SlotIndex slot;
     SessionId session;
@@ -54,12 +56,13 @@ class Grants {
     TokenCount up_to;
   };
   struct Order {
-    std::uint64_t id;  // also the append's ticket
+    std::uint64_t id;
     ShardId shard;
+    std::uint32_t owner_uid;
     std::vector<ChunkIndex> booked;
     std::vector<ExtentIndex> arrivals;
     std::vector<std::pair<ShardId, ExtentIndex>> departures;
-    std::optional<Waiter> waiter;  // nothing once its client hung up
+    std::vector<Waiter> waiters;  // the first one placed it; empty once they hung up
   };
 
   // What it takes so that tokens [0, up_to) are writable, reckoned from one reading of the length.
@@ -75,12 +78,17 @@ class Grants {
   // Evicts until the shard's supply suffices. The error if it cannot.
   [[nodiscard]] std::optional<Error> make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks);
   [[nodiscard]] Error over_budget(const Shard& shard, SlotIndex slot, std::uint64_t chunks) const;
-  // Carries the plan out with at least plan.chunks chunks; gives the rest back.
+  // Carries the plan out with plan.chunks chunks from the back of `supply`.
   static Position apply(Shard& shard, SlotIndex slot, const Plan& plan,
-                        std::vector<ChunkIndex> supply);
+                        std::vector<ChunkIndex>& supply);
+  // The order that this context waits for already.
+  [[nodiscard]] Order* order_of(ClientId client, SlotIndex slot, Generation generation);
+  [[nodiscard]] std::optional<Error> refuse_if_queue_is_full(const Shard& shard,
+                                                             SlotIndex slot) const;
   void place_order(Shard& shard, std::uint64_t chunks, Waiter waiter);
+  // Takes what it needs out of `booked`.
   [[nodiscard]] Outcome<Position> finish(Shard& shard, const Waiter& waiter,
-                                         std::vector<ChunkIndex> booked,
+                                         std::vector<ChunkIndex>& booked,
                                          const std::expected<void, Error>& result);
 
   const Limits& limits_;
@@ -91,7 +99,8 @@ class Grants {
   std::map<std::uint64_t, Order> orders_;
   std::vector<MemoryOrder> new_orders_;
   std::vector<FinishedGrant> finished_;
-  std::uint64_t next_id_ = 1;
+  std::uint64_t next_id_ = 1;  // of orders and tickets
+  std::optional<std::uint64_t> last_reap_ms_;
 };
 
 // The error of an operation whose lease or generation is over.

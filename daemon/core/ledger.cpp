@@ -59,6 +59,8 @@ std::optional<std::uint64_t> Ledger::remember(const SessionId& session, Epoch ep
   if (found != records_.end()) {
     LedgerRecord& r = record(found->second);
     if (r.epoch.load(std::memory_order_relaxed) < epoch.value()) {
+      // The fate is the lower epoch's; it must never be told of the higher one.
+      if (r.fate.load(std::memory_order_relaxed) != 0) gate_.store(r.fate, 0);
       gate_.store(r.epoch, epoch.value());
     }
     return forgotten;

@@ -31,11 +31,8 @@ void PageTable::end_claims(PageIndex page) {
   HOTKV_CHECK(client.taken && client.held_slots.empty(), "a client with leases loses its page");
   if (!client.claims) return;
   ClientPage& untrusted = tables_.untrusted_page(page);
-  const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
-                                      kPinsPerPage);
-  for (std::uint32_t i = 0; i < used; ++i) {
-    untrusted.pins[i].store(0, std::memory_order_relaxed);
-  }
+  // All of them: the mark was the client's to lower.
+  for (AtomicWord& pin : untrusted.pins) pin.store(0, std::memory_order_relaxed);
   untrusted.high_water.store(0, std::memory_order_release);
   client.claims = false;
   if (!client.connected) free(page);
@@ -47,6 +44,7 @@ void PageTable::disconnect(PageIndex page) {
 }
 
 void PageTable::free(PageIndex page) {
+  HOTKV_CHECK(clients_[page.value()].held_slots.empty(), "a page with leases is freed");
   gate_.store(tables_.page_record(page).state, static_cast<std::uint32_t>(PageState::free));
   clients_[page.value()].taken = false;
   --taken_count_;
@@ -70,17 +68,19 @@ std::vector<PageIndex> PageTable::taken() const {
 }
 
 PinSet PageTable::scan_pins() const {
-  PinSet pins;
+  std::vector<std::uint64_t> pins;
   for (std::uint32_t i = 0; i < taken_below_; ++i) {
     if (!clients_[i].taken || !clients_[i].claims) continue;
     const ClientPage& untrusted = tables_.untrusted_page(PageIndex{i});
     const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
                                         kPinsPerPage);
     for (std::uint32_t word = 0; word < used; ++word) {
-      if (const auto pin = load_untrusted_pin(untrusted.pins[word])) pins.add(*pin);
+      const auto pin = load_untrusted_pin(untrusted.pins[word]);
+      if (!pin || pin->slot.value() >= tables_.capacities().slot_count) continue;
+      if (pins.empty() || pins.back() != pin->bits()) pins.push_back(pin->bits());
     }
   }
-  return pins;
+  return PinSet(std::move(pins));
 }
 
 void PageTable::rebuild() {

@@ -1,9 +1,11 @@
 #pragma once
 // The clients of a shard: who has which page, what they pin, which leases they hold.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <hotkv/types.hpp>
@@ -13,17 +15,19 @@
 
 namespace hotkv::core {
 
-// The pins of one moment: which generations somebody has claimed.
+// The pins of one moment: which generations somebody has claimed. Sorted, not hashed: clients choose
+// the words, and could choose them to collide.
 class PinSet {
  public:
-  void add(PinWord pin) { bits_.insert(pin.bits()); }
-  [[nodiscard]] bool contains(SlotIndex slot, Generation generation) const {
-    return bits_.contains(PinWord{slot, generation}.bits());
+  explicit PinSet(std::vector<std::uint64_t> bits) : bits_(std::move(bits)) {
+    std::ranges::sort(bits_);
   }
-  [[nodiscard]] std::size_t size() const { return bits_.size(); }
+  [[nodiscard]] bool contains(SlotIndex slot, Generation generation) const {
+    return std::ranges::binary_search(bits_, PinWord{slot, generation}.bits());
+  }
 
  private:
-  std::unordered_set<std::uint64_t> bits_;
+  std::vector<std::uint64_t> bits_;
 };
 
 // A page is taken from the attach of its client until its mapping is gone, connected or not.

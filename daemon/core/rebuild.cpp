@@ -1,7 +1,7 @@
 #include "daemon/core/rebuild.hpp"
 
 #include <algorithm>
-#include <unordered_map>
+#include <map>
 #include <vector>
 
 namespace hotkv::core {
@@ -22,19 +22,24 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
   shard_.ledger.rebuild();
   shard_.kept_heads.rebuild();
   shard_.pages.rebuild();
+  for (const KeptHead& kept : shard_.kept_heads.all()) {
+    kept_.emplace(kept.slot.value(), kept.head.bits());
+  }
 
+  revive_known_sessions();
   for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
     settle_slot(SlotIndex{i});
   }
   lose_duplicates();
   for (const SlotIndex homeless : shard_.sessions.rebuild()) {
     lose(homeless, MissReason::lost_in_restart);
+    if (shard_.has_generations_left(homeless)) shard_.sessions.give_back(homeless);
   }
   settle_kept_heads();
 
-  for (const SlotIndex slot : shard_.live_slots()) {
+  const std::vector<SlotIndex> live = shard_.live_slots();
+  for (const SlotIndex slot : live) {
     shard_.chunks.adopt_chain(shard_.head(slot).tip);
-    shard_.ledger.revive(shard_.session(slot));
     settle_holder(slot);
     shard_.recency.touch(
         slot,
@@ -42,6 +47,15 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
   }
   for (const KeptHead& kept : shard_.kept_heads.all()) {
     shard_.chunks.adopt_chain(kept.head.tip);
+  }
+  for (const SlotIndex slot : live) settle_base_tip(slot);
+}
+
+void Rebuild::revive_known_sessions() {
+  for (const SlotIndex slot : shard_.live_slots()) {
+    const SlotRecord& record = shard_.tables.slot(slot);
+    const auto session = read_session_id(record.id_bytes, record.id);
+    if (session && shard_.ledger.find(*session)) shard_.ledger.revive(*session);
   }
 }
 
@@ -61,17 +75,25 @@ void Rebuild::settle_slot(SlotIndex slot) {
   free_slot(slot, retiring);
 }
 
+void Rebuild::keep(SlotIndex slot, HeadWord head) {
+  if (!head.tip.is_chunk() || kept_.contains({slot.value(), head.bits()})) return;
+  if (!shard_.kept_heads.has_room()) {
+    // Killed with a full table: those that nobody pins make room. Nothing is counted yet.
+    const PinSet pins = shard_.pages.scan_pins();
+    shard_.kept_heads.drop_if(
+        [&](const KeptHead& kept) { return !pins.contains(kept.slot, kept.head.generation); },
+        [](const KeptHead&) {});
+  }
+  if (!shard_.kept_heads.has_room()) return;  // only a damaged table is full of pinned heads
+  shard_.kept_heads.keep(slot, head);
+  kept_.emplace(slot.value(), head.bits());
+}
+
 void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
   SlotRecord& record = shard_.tables.slot(slot);
   const HeadWord old = shard_.head(slot);
   if (!old.tip.is_free()) {
-    const auto kept = shard_.kept_heads.all();
-    const bool is_kept = std::ranges::any_of(
-        kept, [&](const KeptHead& k) { return k.slot == slot && k.head == old; });
-    if (keep_chain && old.tip.is_chunk() && !is_kept && shard_.chunks.is_sound(old.tip) &&
-        shard_.kept_heads.has_room()) {
-      shard_.kept_heads.keep(slot, old);
-    }
+    if (keep_chain && shard_.chunks.is_sound(old.tip, sound_)) keep(slot, old);
     const Generation next{old.generation.value() + 1};
     gate_.probe();
     exchange_length(shard_.tables.length_word(slot), {next, TokenCount{0}});
@@ -85,7 +107,7 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
 void Rebuild::lose(SlotIndex slot, MissReason reason) {
   SlotRecord& record = shard_.tables.slot(slot);
   if (const auto session = read_session_id(record.id_bytes, record.id)) {
-    const bool sound = shard_.chunks.is_sound(shard_.head(slot).tip);
+    const bool sound = shard_.chunks.is_sound(shard_.head(slot).tip, sound_);
     (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
     shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
   }
@@ -98,7 +120,7 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   SlotRecord& record = shard_.tables.slot(slot);
   const HeadWord head = shard_.head(slot);
   const auto session = read_session_id(record.id_bytes, record.id);
-  if (!session || !shard_.chunks.is_sound(head.tip)) {
+  if (!session || !shard_.chunks.is_sound(head.tip, sound_)) {
     lose(slot, MissReason::lost_in_restart);
     return;
   }
@@ -107,7 +129,8 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     lose(slot, MissReason::superseded_epoch);
     return;
   }
-  if (!entry) (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+  (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+  shard_.ledger.revive(*session);
 
   const auto untrusted =
       LengthWord::from_bits(shard_.tables.length_word(slot).load(std::memory_order_acquire));
@@ -120,19 +143,14 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   if (!is_next) return;
   // Between steps 2 and 3 of end_generation. The kept head stands already, unless the word is a
   // writer's scribble; then it is kept now, so that the old generation's pins hold all the same.
-  const auto kept = shard_.kept_heads.all();
-  const bool is_kept = std::ranges::any_of(
-      kept, [&](const KeptHead& k) { return k.slot == slot && k.head == head; });
-  if (head.tip.is_chunk() && !is_kept && shard_.kept_heads.has_room()) {
-    shard_.kept_heads.keep(slot, head);
-  }
+  keep(slot, head);
   gate_.store_head(record.head, {untrusted.generation,
                                  shard_.chunks.ancestor(head.tip, untrusted.tokens)});
 }
 
 // No order of stores leaves one session in two slots; damaged memory can.
 void Rebuild::lose_duplicates() {
-  std::unordered_map<SessionId, SlotIndex> seen;
+  std::map<SessionId, SlotIndex> seen;
   for (const SlotIndex slot : shard_.live_slots()) {
     const auto [place, first] = seen.try_emplace(shard_.session(slot), slot);
     if (first) continue;
@@ -146,8 +164,8 @@ void Rebuild::settle_kept_heads() {
   shard_.kept_heads.drop_if(
       [&](const KeptHead& kept) {
         return kept.slot.value() >= shard_.tables.capacities().slot_count ||
-               !kept.head.tip.is_chunk() || !shard_.chunks.is_sound(kept.head.tip) ||
-               shard_.head(kept.slot).generation == kept.head.generation;
+               !kept.head.tip.is_chunk() || !shard_.chunks.is_sound(kept.head.tip, sound_) ||
+               shard_.head(kept.slot).generation <= kept.head.generation;
       },
       [](const KeptHead&) {});  // nothing is counted yet
 }
@@ -160,6 +178,17 @@ void Rebuild::settle_holder(SlotIndex slot) {
   } else {
     gate_.store(shard_.tables.slot(slot).holder, 0);
   }
+}
+
+// The chunk at which the generation began is the last that can have two owners; where none has, there
+// is nothing to copy and nothing to know.
+void Rebuild::settle_base_tip(SlotIndex slot) {
+  Tip tip = shard_.head(slot).tip;
+  while (tip.is_chunk() && shard_.chunks.owners(tip.chunk()) == 1) {
+    const auto previous = shard_.chunks.word(tip.chunk()).previous;
+    tip = previous ? Tip::at(*previous) : Tip::empty();
+  }
+  shard_.set_base_tip(slot, tip);
 }
 
 }  // namespace hotkv::core

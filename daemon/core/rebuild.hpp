@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
+#include <utility>
 
 #include <hotkv/types.hpp>
 
@@ -28,6 +30,8 @@ class Rebuild {
   void run(const std::function<bool(ExtentIndex)>& provisioned);
 
  private:
+  // Live sessions first, so that none of them is forgotten to remember another.
+  void revive_known_sessions();
   void settle_slot(SlotIndex slot);
   void settle_live_slot(SlotIndex slot);
   // Ends the generation of a slot whose chain may be nonsense, without counting anything.
@@ -36,10 +40,15 @@ class Rebuild {
   void lose_duplicates();
   void settle_kept_heads();
   void settle_holder(SlotIndex slot);
+  void settle_base_tip(SlotIndex slot);
+  // Keeps the head unless it is kept already: somebody may have it pinned.
+  void keep(SlotIndex slot, HeadWord head);
 
   Shard& shard_;
   StoreGate& gate_;
   std::uint64_t now_ms_;
+  ChunkPool::SoundChunks sound_;
+  std::set<std::pair<std::uint32_t, std::uint64_t>> kept_;  // slot, head word
 };
 
 }  // namespace hotkv::core

@@ -22,20 +22,46 @@ std::uint64_t extents_for(const Shard& shard, std::uint64_t chunks) {
 // Follows, without changing anything, which extents of other shards would become idle.
 class Rehearsal {
  public:
+  explicit Rehearsal(const Shards& shards) : shards_(shards) {}
+
   // Bytes of extents that become idle when the context goes, on top of those before it.
-  std::int64_t end_of(const Shard& shard, SlotIndex slot) {
+  std::int64_t end_of(const Victim& victim) {
     std::int64_t bytes = 0;
-    for (const ChunkIndex chunk : shard.chunks.exclusive_run(shard.head(slot).tip)) {
-      const ExtentIndex extent = shard.tables.geometry().extent_of(chunk);
-      const auto [place, first] = used_.try_emplace({shard.id, extent}, 0);
-      if (first) place->second = shard.chunks.used_in(extent);
-      if (--place->second == 0) bytes += extent_bytes(shard);
+    for (const Place& place : places_of(victim)) {
+      const Shard& shard = shards_.at(place.first);
+      const auto [used, first] = used_.try_emplace(place, 0);
+      if (first) used->second = shard.chunks.used_in(place.second);
+      if (--used->second == 0) bytes += extent_bytes(shard);
     }
+    victims_.push_back(victim);
     return bytes;
+  }
+  // Those whose end made an extent idle, alone or with others: the rest would end in vain.
+  [[nodiscard]] std::vector<Victim> needed() const {
+    std::vector<Victim> needed;
+    for (const Victim& victim : victims_) {
+      const auto places = places_of(victim);
+      const bool counts = std::ranges::any_of(
+          places, [&](const Place& place) { return used_.at(place) == 0; });
+      if (counts) needed.push_back(victim);
+    }
+    return needed;
   }
 
  private:
-  std::map<std::pair<ShardId, ExtentIndex>, std::uint32_t> used_;
+  using Place = std::pair<ShardId, ExtentIndex>;
+  [[nodiscard]] std::vector<Place> places_of(const Victim& victim) const {
+    const Shard& shard = shards_.at(victim.shard);
+    std::vector<Place> places;
+    for (const ChunkIndex chunk : shard.chunks.exclusive_run(shard.head(victim.slot).tip)) {
+      places.emplace_back(shard.id, shard.tables.geometry().extent_of(chunk));
+    }
+    return places;
+  }
+
+  const Shards& shards_;
+  std::map<Place, std::uint32_t> used_;
+  std::vector<Victim> victims_;
 };
 
 }  // namespace
@@ -67,7 +93,7 @@ bool Reclaim::suffices(const Shard& shard, std::uint64_t chunks, const Supply& s
          bytes <= supply.owner_room + supply.owner_idle;
 }
 
-std::vector<Shard*> Reclaim::others_in_order(const Shard& shard, bool owner_first) const {
+std::vector<Shard*> Reclaim::others_in_order(const Shard& shard, bool owner_first) {
   const auto owners = shards_.owners();
   const auto share =
       static_cast<std::int64_t>(limits_.max_bytes / std::max<std::size_t>(owners.size(), 1));
@@ -91,11 +117,8 @@ std::vector<Shard*> Reclaim::others_in_order(const Shard& shard, bool owner_firs
   return others;
 }
 
-std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::uint64_t chunks,
-                                                           SlotIndex keep,
-                                                           std::uint64_t now_ms) const {
-  std::vector<Victim> victims;
-  Supply supply = supply_for(shard);
+void Reclaim::choose_own(Shard& shard, std::uint64_t chunks, SlotIndex keep, std::uint64_t now_ms,
+                         Supply& supply, std::vector<Victim>& victims) {
   const PinSet pins = shard.pages.scan_pins();
   shard.walk_least_recent(now_ms, [&](SlotIndex slot) {
     if (slot == keep || pins.contains(slot, shard.head(slot).generation)) return true;
@@ -105,44 +128,61 @@ std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::ui
     victims.push_back({shard.id, slot});
     return !suffices(shard, chunks, supply);
   });
+}
+
+std::vector<Victim> Reclaim::candidates_of(std::span<Shard* const> shards, std::uint64_t now_ms) {
+  std::vector<std::pair<std::uint64_t, Victim>> by_use;
+  for (Shard* shard : shards) {
+    const PinSet pins = shard->pages.scan_pins();
+    std::size_t taken = 0;
+    shard->walk_least_recent(now_ms, [&](SlotIndex slot) {
+      if (pins.contains(slot, shard->head(slot).generation) ||
+          shard->chunks.exclusive_run(shard->head(slot).tip).empty()) {
+        return true;
+      }
+      by_use.push_back({shard->recency.used_ms(slot), {shard->id, slot}});
+      return ++taken < kCandidatesPerShardMax;
+    });
+  }
+  std::ranges::stable_sort(by_use, {}, [](const auto& entry) { return entry.first; });
+  std::vector<Victim> candidates;
+  for (const auto& [used_ms, victim] : by_use) candidates.push_back(victim);
+  return candidates;
+}
+
+std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::uint64_t chunks,
+                                                           SlotIndex keep,
+                                                           std::uint64_t now_ms) {
+  std::vector<Victim> victims;
+  Supply supply = supply_for(shard);
+  choose_own(shard, chunks, keep, now_ms, supply, victims);
   if (suffices(shard, chunks, supply)) return victims;
 
-  // Contexts of other shards, owner by owner; within one owner the oldest first over its shards.
   const auto missing = static_cast<std::int64_t>(extents_for(
                            shard, chunks - std::min(chunks, supply.free_chunks))) *
                        extent_bytes(shard);
   const bool owner_binds = missing > supply.owner_room + supply.owner_idle;
   const std::vector<Shard*> others = others_in_order(shard, owner_binds);
-  Rehearsal rehearsal;
-  for (std::size_t begin = 0; begin < others.size();) {
-    const std::uint32_t owner = others[begin]->key.owner_uid;
-    std::vector<std::pair<std::uint64_t, Victim>> candidates;
-    for (; begin < others.size() && others[begin]->key.owner_uid == owner; ++begin) {
-      Shard& other = *others[begin];
-      const PinSet other_pins = other.pages.scan_pins();
-      std::size_t taken = 0;
-      other.walk_least_recent(now_ms, [&](SlotIndex slot) {
-        if (other_pins.contains(slot, other.head(slot).generation) ||
-            other.chunks.exclusive_run(other.head(slot).tip).empty()) {
-          return true;
-        }
-        candidates.push_back({other.recency.used_ms(slot), {other.id, slot}});
-        return ++taken < kCandidatesPerShardMax;
-      });
-    }
-    std::ranges::stable_sort(candidates, {}, [](const auto& c) { return c.first; });
-    for (const auto& [used_ms, victim] : candidates) {
-      const std::int64_t bytes = rehearsal.end_of(shards_.at(victim.shard), victim.slot);
+  Rehearsal rehearsal(shards_);
+  // Owner by owner; within one owner the oldest first over all its shards.
+  for (auto begin = others.begin(); begin != others.end();) {
+    const std::uint32_t owner = (*begin)->key.owner_uid;
+    const auto end = std::find_if(
+        begin, others.end(), [&](const Shard* other) { return other->key.owner_uid != owner; });
+    for (const Victim& victim : candidates_of({begin, end}, now_ms)) {
+      const std::int64_t bytes = rehearsal.end_of(victim);
       supply.idle += bytes;
       if (owner == shard.key.owner_uid) supply.owner_idle += bytes;
-      victims.push_back(victim);
-      if (suffices(shard, chunks, supply)) return victims;
+      if (!suffices(shard, chunks, supply)) continue;
+      for (const Victim& needed : rehearsal.needed()) victims.push_back(needed);
+      return victims;
     }
+    begin = end;
   }
   return std::nullopt;
 }
 
-std::optional<SlotIndex> Reclaim::choose_one(Shard& shard, std::uint64_t now_ms) const {
+std::optional<SlotIndex> Reclaim::choose_one(Shard& shard, std::uint64_t now_ms) {
   const PinSet pins = shard.pages.scan_pins();
   std::optional<SlotIndex> chosen;
   shard.walk_least_recent(now_ms, [&](SlotIndex slot) {
@@ -153,7 +193,7 @@ std::optional<SlotIndex> Reclaim::choose_one(Shard& shard, std::uint64_t now_ms)
 }
 
 std::vector<std::pair<ShardId, ExtentIndex>> Reclaim::begin_departures(
-    const Shard& shard, std::uint64_t missing_chunks) const {
+    const Shard& shard, std::uint64_t missing_chunks) {
   const Supply supply = supply_for(shard);
   const auto bytes =
       static_cast<std::int64_t>(extents_for(shard, missing_chunks)) * extent_bytes(shard);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -42,19 +43,25 @@ class Reclaim {
   [[nodiscard]] std::optional<std::vector<Victim>> choose_victims(Shard& shard,
                                                                   std::uint64_t chunks,
                                                                   SlotIndex keep,
-                                                                  std::uint64_t now_ms) const;
+                                                                  std::uint64_t now_ms);
   // The least recently used unpinned context of the shard.
-  [[nodiscard]] std::optional<SlotIndex> choose_one(Shard& shard, std::uint64_t now_ms) const;
+  [[nodiscard]] std::optional<SlotIndex> choose_one(Shard& shard, std::uint64_t now_ms);
 
   // Takes idle extents of other shards out of use until `chunks` more chunks fit into the budget.
   // Only if suffices().
   [[nodiscard]] std::vector<std::pair<ShardId, ExtentIndex>> begin_departures(
-      const Shard& shard, std::uint64_t missing_chunks) const;
+      const Shard& shard, std::uint64_t missing_chunks);
 
  private:
   // Other shards in the order in which they give: of the same owner where its own bound binds, then
   // owners by how far they are above an equal share of the budget.
-  [[nodiscard]] std::vector<Shard*> others_in_order(const Shard& shard, bool owner_first) const;
+  [[nodiscard]] std::vector<Shard*> others_in_order(const Shard& shard, bool owner_first);
+  // Adds own contexts to `victims` and `supply` until it suffices.
+  void choose_own(Shard& shard, std::uint64_t chunks, SlotIndex keep, std::uint64_t now_ms,
+                  Supply& supply, std::vector<Victim>& victims);
+  // Unpinned contexts with memory of some shards, least recently used first.
+  [[nodiscard]] static std::vector<Victim> candidates_of(std::span<Shard* const> shards,
+                                                         std::uint64_t now_ms);
 
   const Limits& limits_;
   Shards& shards_;

@@ -48,10 +48,23 @@ TokenCount Shard::published(SlotIndex slot) const {
   return std::min(untrusted.tokens, chunks.capacity(now.tip));
 }
 
+// Only the chunk at which this generation began can be shared: what is linked in it has one owner.
+// So there is no need to walk to the length, which would cost what a client chose to be granted.
 bool Shard::needs_tail_copy(SlotIndex slot, TokenCount length) const {
-  if (length.value() % tables.geometry().chunk_tokens == 0) return false;
-  const Tip tail = chunks.ancestor(head(slot).tip, length);
-  return tail.is_chunk() && chunks.owners(tail.chunk()) > 1;
+  const std::uint32_t chunk_tokens = tables.geometry().chunk_tokens;
+  const Tip base = base_tip(slot);
+  return length.value() % chunk_tokens != 0 && base.is_chunk() &&
+         chunks.word(base.chunk()).ordinal == length.value() / chunk_tokens &&
+         chunks.owners(base.chunk()) > 1;
+}
+
+Tip Shard::base_tip(SlotIndex slot) const {
+  return slot.value() < base_tips_.size() ? base_tips_[slot.value()] : Tip::empty();
+}
+
+void Shard::set_base_tip(SlotIndex slot, Tip tip) {
+  if (slot.value() >= base_tips_.size()) base_tips_.resize(slot.value() + 1, Tip::empty());
+  base_tips_[slot.value()] = tip;
 }
 
 Position Shard::position(SlotIndex slot) const {
@@ -136,6 +149,7 @@ void Shard::end_generation(SlotIndex slot, const Successor& successor) {
   }
   const Tip tip = successor.tip.value_or(chunks.ancestor(old.tip, length));
   if (tip.is_chunk()) chunks.ref(tip.chunk());
+  set_base_tip(slot, tip);
   gate_.store_head(tables.slot(slot).head, {next, tip});
 }
 
@@ -144,7 +158,7 @@ void Shard::truncate(SlotIndex slot, TokenCount to) { end_generation(slot, {to, 
 void Shard::cut_off_writers(SlotIndex slot) { end_generation(slot, {std::nullopt, std::nullopt}); }
 
 void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
-  const Tip tail = chunks.ancestor(head(slot).tip, length);
+  const Tip tail = base_tip(slot);
   HOTKV_CHECK(tail.is_chunk(), "a tail copy without a tail");
   // The shared tail cannot change under the copy: written in place = exactly one owner.
   const auto from = tables.chunk(tail.chunk());
@@ -193,7 +207,7 @@ void Shard::open(SlotIndex free_slot, const SessionId& new_session, Epoch new_ep
   ledger.revive(new_session);
   sessions.insert(new_session, free_slot);
   pages.held_slots(new_holder).insert(free_slot.value());
-  recency.touch(free_slot, now_ms);
+  note_use(free_slot, now_ms);
 }
 
 void Shard::set_holder(SlotIndex slot, std::optional<PageIndex> next) {
@@ -221,6 +235,8 @@ void Shard::retire(SlotIndex slot, MissReason reason, std::uint64_t now_ms) {
 
 void Shard::note_use(SlotIndex slot, std::uint64_t now_ms) {
   gate_.store(tables.slot(slot).used_ms, now_ms);
+  // A touch word that nobody wrote for half its range would read as one from the future.
+  tables.untrusted_touch(slot).store(touch_ticks(now_ms), std::memory_order_relaxed);
   recency.touch(slot, now_ms);
 }
 

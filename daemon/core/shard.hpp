@@ -108,8 +108,12 @@ class Shard {
   };
   void end_generation(SlotIndex slot, const Successor& successor);
   [[nodiscard]] std::uint32_t kept_only_chunks() const;
+  // The tip with which the slot's present generation began; empty where it began without chunks.
+  [[nodiscard]] Tip base_tip(SlotIndex slot) const;
+  void set_base_tip(SlotIndex slot, Tip tip);
 
   StoreGate& gate_;
+  std::vector<Tip> base_tips_;  // by slot
 };
 
 template <class Visit>

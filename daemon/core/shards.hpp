@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "daemon/core/limits.hpp"
 #include "daemon/core/shard.hpp"
@@ -17,7 +18,9 @@ class Shards {
  public:
   using Map = std::map<ShardId, std::unique_ptr<Shard>>;
 
-  [[nodiscard]] Shard& at(ShardId id) const { return *map_.at(id); }
+  // Only of a shard that is there.
+  [[nodiscard]] Shard& at(ShardId id) { return *map_.at(id); }
+  [[nodiscard]] const Shard& at(ShardId id) const { return *map_.at(id); }
   [[nodiscard]] bool contains(ShardId id) const { return map_.contains(id); }
   [[nodiscard]] Map& map() { return map_; }
   [[nodiscard]] const Map& map() const { return map_; }
@@ -29,9 +32,25 @@ class Shards {
     return nullptr;
   }
 
+  // Bytes that an order takes from shards beyond what it brings to one. Until it is done the kernel
+  // holds them, and if it fails they are back, so nobody may reckon with them.
+  struct Surplus {
+    std::int64_t total = 0;
+    std::map<std::uint32_t, std::int64_t> of_owner;  // uid
+  };
+  void hold_back(std::uint64_t order_id, Surplus surplus) {
+    surplus_.insert_or_assign(order_id, std::move(surplus));
+  }
+  void let_go(std::uint64_t order_id) { surplus_.erase(order_id); }
+  [[nodiscard]] std::int64_t held_back_bytes() const {
+    std::int64_t bytes = 0;
+    for (const auto& [id, surplus] : surplus_) bytes += surplus.total;
+    return bytes;
+  }
+
   // The account: recounted from the shards each time, so it cannot drift.
   [[nodiscard]] std::int64_t provisioned_bytes() const {
-    std::int64_t bytes = 0;
+    std::int64_t bytes = held_back_bytes();
     for (const auto& [id, shard] : map_) {
       bytes += static_cast<std::int64_t>(shard->provisioned_bytes());
     }
@@ -39,6 +58,10 @@ class Shards {
   }
   [[nodiscard]] std::int64_t provisioned_bytes_of(std::uint32_t owner_uid) const {
     std::int64_t bytes = 0;
+    for (const auto& [id, surplus] : surplus_) {
+      const auto found = surplus.of_owner.find(owner_uid);
+      if (found != surplus.of_owner.end()) bytes += found->second;
+    }
     for (const auto& [id, shard] : map_) {
       if (shard->key.owner_uid != owner_uid) continue;
       bytes += static_cast<std::int64_t>(shard->provisioned_bytes());
@@ -53,6 +76,7 @@ class Shards {
 
  private:
   Map map_;
+  std::map<std::uint64_t, Surplus> surplus_;  // by order
 };
 
 }  // namespace hotkv::core

@@ -26,7 +26,7 @@ std::unordered_map<std::uint32_t, std::uint32_t> count_owners(const Shard& shard
   return owners;
 }
 
-Broken verify_slots(const Shard& shard) {
+Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
   std::uint32_t live = 0;
   for (std::uint32_t i = 0; i < shard.tables.capacities().slot_count; ++i) {
     const SlotIndex slot{i};
@@ -51,7 +51,7 @@ Broken verify_slots(const Shard& shard) {
     if (entry->epoch != shard.epoch(slot)) return at_slot(slot) + ": epoch is not the ledger's";
     if (entry->fate) return at_slot(slot) + ": live, but the ledger has a fate";
     if (!shard.recency.contains(slot)) return at_slot(slot) + ": not in the order of use";
-    if (!shard.chunks.is_sound(shard.head(slot).tip)) return at_slot(slot) + ": chain is unsound";
+    if (!shard.chunks.is_sound(shard.head(slot).tip, sound)) return at_slot(slot) + ": chain is unsound";
     const auto holder = shard.holder(slot);
     if (holder && !shard.pages.is_taken(*holder)) return at_slot(slot) + ": holder has no page";
   }
@@ -66,9 +66,9 @@ Broken verify_slots(const Shard& shard) {
   return std::nullopt;
 }
 
-Broken verify_kept_heads(const Shard& shard) {
+Broken verify_kept_heads(const Shard& shard, ChunkPool::SoundChunks& sound) {
   for (const KeptHead& kept : shard.kept_heads.all()) {
-    if (!kept.head.tip.is_chunk() || !shard.chunks.is_sound(kept.head.tip)) {
+    if (!kept.head.tip.is_chunk() || !shard.chunks.is_sound(kept.head.tip, sound)) {
       return "kept head of " + at_slot(kept.slot) + ": chain is unsound";
     }
     if (shard.head(kept.slot).generation <= kept.head.generation) {
@@ -128,8 +128,9 @@ Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) 
 
 std::optional<std::string> verify_shard(const Shard& shard,
                                         const std::vector<ChunkIndex>& booked) {
-  if (auto broken = verify_slots(shard)) return broken;
-  if (auto broken = verify_kept_heads(shard)) return broken;
+  ChunkPool::SoundChunks sound;
+  if (auto broken = verify_slots(shard, sound)) return broken;
+  if (auto broken = verify_kept_heads(shard, sound)) return broken;
   return verify_chunks(shard, booked);
 }
 

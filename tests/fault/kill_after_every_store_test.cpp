@@ -21,23 +21,22 @@ struct Snapshot {
   std::vector<std::byte> tables, lengths, chunks, pages;
 };
 
-constexpr std::size_t kSessions = 5;
+constexpr std::uint32_t kSessions = 5;
+constexpr std::uint32_t kExtents = 16;  // one chunk each
 
 class KillAfterEveryStore : public ::testing::Test {
  protected:
   KillAfterEveryStore() : h(limits()) {
     shard = h.add_shard();
     for (int i = 0; i < 2; ++i) clients.push_back(std::make_unique<CoreClient>(h, shard));
-    for (std::uint32_t i = 0; i < h.files.at(shard)->geometry.extent_count; ++i) {
-      h.files.at(shard)->provisioned.insert(i);
-    }
+    for (std::uint32_t i = 0; i < kExtents; ++i) h.files.at(shard)->provisioned.insert(i);
     h.restart();
   }
 
   // 16 chunks, all with memory from the start: what is fetched from the kernel is not in the files.
   static core::Limits limits() {
     auto limits = CoreHarness::small_limits();
-    limits.max_bytes = 16 * 4096;
+    limits.max_bytes = kExtents * 4096;
     limits.session_cap = 4;  // fewer than kSessions, so that opening evicts
     return limits;
   }
@@ -217,7 +216,7 @@ TEST_F(KillAfterEveryStore, LeavesTheStateBeforeOrAfterAndPinnedBytesWhole) {
         });
         try {
           (void)h.core->adopt_shard(h.files.at(shard)->memory(), default_certified_architectures(),
-                                    [](ExtentIndex) { return true; });
+                                    [](ExtentIndex extent) { return extent.value() < kExtents; });
         } catch (const Killed&) {
           ++kills;
         }

@@ -37,10 +37,10 @@ class OrderRunner {
       for (const auto& range : order.provision) provision(range);
       harness_.core->memory_order_done(order.id, {}, true);
     } else {
-      harness_.core->memory_order_done(
-          order.id,
-          std::unexpected(Error{ErrorCode::memory_unavailable, "provision", "memory", "no headroom"}),
-          ending == Ending::failed_after_punching);
+      harness_.core->memory_order_done(order.id,
+                                       std::unexpected(Error{ErrorCode::memory_unavailable,
+                                                             "provision", "memory", "no headroom"}),
+                                       ending == Ending::failed_after_punching);
     }
     for (auto& finished : harness_.core->take_finished_grants()) {
       answers_.emplace(finished.ticket, std::move(finished.outcome));
@@ -77,8 +77,9 @@ class OrderRunner {
   std::pair<ShardFilesInMemory&, std::uint32_t> place(const core::ExtentRange& range) {
     ShardFilesInMemory& memory = *harness_.files.at(range.shard);
     const auto layout = FileLayout::of(memory.capacities, memory.geometry);
-    return {memory, static_cast<std::uint32_t>((range.arena_offset.value() - layout.chunks.value()) /
-                                               memory.geometry.extent_bytes)};
+    return {memory,
+            static_cast<std::uint32_t>((range.arena_offset.value() - layout.chunks.value()) /
+                                       memory.geometry.extent_bytes)};
   }
   void punch(const core::ExtentRange& range) {
     auto [memory, extent] = place(range);

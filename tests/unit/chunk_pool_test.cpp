@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tests/support/core_harness.hpp"
@@ -13,7 +15,9 @@
 namespace hotkv::test {
 namespace {
 
-core::Limits one_chunk_an_extent() { return CoreHarness::small_limits(); }
+core::Limits one_chunk_an_extent() {
+  return CoreHarness::small_limits();
+}
 
 core::Limits four_chunks_an_extent() {
   auto limits = CoreHarness::small_limits();
@@ -196,32 +200,31 @@ TEST(ChunkPool, SoundChainsFallByOneToTheirFirstChunk) {
     middle = healthy;
     return is_unsound;
   };
-  EXPECT_TRUE(unsound({ChunkIndex{1}, 1}));           // a circle
-  EXPECT_TRUE(unsound({ChunkIndex{2}, 1}));           // a circle of two
-  EXPECT_TRUE(unsound({std::nullopt, 1}));            // no first chunk
-  EXPECT_TRUE(unsound({std::nullopt, 0}));            // a gap above it
+  EXPECT_TRUE(unsound({ChunkIndex{1}, 1}));  // a circle
+  EXPECT_TRUE(unsound({ChunkIndex{2}, 1}));  // a circle of two
+  EXPECT_TRUE(unsound({std::nullopt, 1}));   // no first chunk
+  EXPECT_TRUE(unsound({std::nullopt, 0}));   // a gap above it
   EXPECT_TRUE(unsound({ChunkIndex{0}, 2}));
   EXPECT_TRUE(unsound({ChunkIndex{0}, 0}));
   EXPECT_TRUE(unsound({ChunkIndex{3'000'000'000}, 1}));
 }
 
 // Random chains with shared parts, extents coming and going, against sets and lists.
-class ChunkPoolProperty : public ::testing::TestWithParam<core::Limits (*)()> {};
-
-TEST_P(ChunkPoolProperty, AgreesWithANaiveModel) {
-  Pool p(GetParam()());
-  const Geometry& g = p.geometry();
-  std::mt19937 random(11);
-  const auto below = [&](std::size_t n) { return static_cast<std::uint32_t>(random() % n); };
-  // Each head as the list of its chunks, first token first. Owners follow from the lists.
-  std::vector<std::vector<ChunkIndex>> heads;
-  std::set<std::uint32_t> present, arriving, leaving;
-  const auto tip_of = [](const std::vector<ChunkIndex>& chain) {
+class ChunkPoolProperty : public ::testing::TestWithParam<core::Limits (*)()> {
+ protected:
+  using Chain = std::vector<ChunkIndex>;  // first token first
+  static Tip tip_of(const Chain& chain) {
     return chain.empty() ? Tip::empty() : Tip::at(chain.back());
-  };
+  }
+  std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random() % n); }
+  // Takes one out of a set, if there is any.
+  static std::optional<std::uint32_t> take(std::set<std::uint32_t>& from) {
+    if (from.empty()) return std::nullopt;
+    return from.extract(from.begin()).value();
+  }
 
-  for (int step = 0; step < 6000; ++step) {
-    switch (below(8)) {
+  void move_an_extent() {
+    switch (below(4)) {
       case 0:
         if (p.chunks.absent_count() > 0) {
           const std::uint32_t extent = p.chunks.begin_arrival().value();
@@ -230,12 +233,10 @@ TEST_P(ChunkPoolProperty, AgreesWithANaiveModel) {
         }
         break;
       case 1:
-        if (!arriving.empty()) {
-          const std::uint32_t extent = *arriving.begin();
-          arriving.erase(extent);
+        if (const auto extent = take(arriving)) {
           const bool arrived = below(4) != 0;
-          p.chunks.end_arrival(ExtentIndex{extent}, arrived);
-          if (arrived) present.insert(extent);
+          p.chunks.end_arrival(ExtentIndex{*extent}, arrived);
+          if (arrived) present.insert(*extent);
         }
         break;
       case 2:
@@ -246,94 +247,111 @@ TEST_P(ChunkPoolProperty, AgreesWithANaiveModel) {
           leaving.insert(extent);
         }
         break;
-      case 3:
-        if (!leaving.empty()) {
-          const std::uint32_t extent = *leaving.begin();
-          leaving.erase(extent);
+      default:
+        if (const auto extent = take(leaving)) {
           const bool departed = below(2) != 0;
-          p.chunks.end_departure(ExtentIndex{extent}, departed);
-          if (!departed) present.insert(extent);
+          p.chunks.end_departure(ExtentIndex{*extent}, departed);
+          if (!departed) present.insert(*extent);
         }
         break;
-      case 4:  // a head at some point of another one's chain, as after a truncate with a pin
-        if (!heads.empty() && heads.size() < 12) {
-          auto chain = heads[below(heads.size())];
+    }
+  }
+
+  void change_a_chain() {
+    const std::uint32_t which = heads.empty() ? 0 : below(heads.size());
+    switch (heads.empty() ? 0 : below(4)) {
+      case 0:  // a head at some point of another one's chain, as after a truncate with a pin
+        if (heads.size() < 12) {
+          Chain chain = heads.empty() ? Chain{} : heads[which];
           chain.resize(below(chain.size() + 1));
           if (!chain.empty()) p.chunks.ref(chain.back());
           heads.push_back(std::move(chain));
-        } else if (heads.empty()) {
-          heads.emplace_back();
         }
         break;
-      case 5:
-      case 6: {
-        if (heads.empty() || p.chunks.free_count() == 0) break;
-        auto& chain = heads[below(heads.size())];
-        const Tip old = tip_of(chain);
-        chain.push_back(p.grow(old).chunk());
+      case 1:
+      case 2:
+        if (p.chunks.free_count() > 0) {
+          heads[which].push_back(p.grow(tip_of(heads[which])).chunk());
+        }
         break;
-      }
       default:
-        if (!heads.empty()) {
-          const std::uint32_t victim = below(heads.size());
-          if (const Tip tip = tip_of(heads[victim]); tip.is_chunk()) p.chunks.unref(tip.chunk());
-          heads.erase(heads.begin() + victim);
-        }
+        if (!heads[which].empty()) p.chunks.unref(heads[which].back());
+        heads.erase(heads.begin() + which);
         break;
     }
+  }
 
-    // Owners: a head for each chain that ends here, and each different chunk that follows.
+  // A head for each chain that ends here, and each different chunk that follows.
+  std::map<std::uint32_t, std::uint32_t> count_owners() const {
     std::map<std::uint32_t, std::uint32_t> owners;
-    std::map<std::uint32_t, std::set<std::uint32_t>> children;
-    for (const auto& chain : heads) {
+    std::set<std::pair<std::uint32_t, std::uint32_t>> links;
+    for (const Chain& chain : heads) {
       if (!chain.empty()) ++owners[chain.back().value()];
       for (std::size_t i = 1; i < chain.size(); ++i) {
-        children[chain[i - 1].value()].insert(chain[i].value());
+        if (links.insert({chain[i - 1].value(), chain[i].value()}).second) {
+          ++owners[chain[i - 1].value()];
+        }
       }
     }
-    for (const auto& [chunk, of] : children) owners[chunk] += static_cast<std::uint32_t>(of.size());
-    std::uint32_t free = 0;
+    return owners;
+  }
+
+  void check(const core::ChunkPool& chunks) const {
+    const auto owners = count_owners();
+    const std::uint32_t per_extent = p.geometry().chunks_per_extent;
     std::set<std::uint32_t> idle;
+    std::uint32_t free = 0;
     for (const std::uint32_t extent : present) {
       std::uint32_t used = 0;
-      for (std::uint32_t i = 0; i < g.chunks_per_extent; ++i) {
-        const ChunkIndex chunk{extent * g.chunks_per_extent + i};
-        const bool is_owned = owners.contains(chunk.value());
-        ASSERT_EQ(p.chunks.is_free(chunk), !is_owned);
-        ASSERT_EQ(p.chunks.owners(chunk), is_owned ? owners.at(chunk.value()) : 0);
-        is_owned ? ++used : ++free;
+      for (std::uint32_t i = 0; i < per_extent; ++i) {
+        const ChunkIndex chunk{extent * per_extent + i};
+        const auto owned = owners.find(chunk.value());
+        ASSERT_EQ(chunks.is_free(chunk), owned == owners.end());
+        ASSERT_EQ(chunks.owners(chunk), owned == owners.end() ? 0 : owned->second);
+        owned == owners.end() ? ++free : ++used;
       }
-      ASSERT_EQ(p.chunks.used_in(ExtentIndex{extent}), used);
+      ASSERT_EQ(chunks.used_in(ExtentIndex{extent}), used);
       if (used == 0) idle.insert(extent);
     }
-    ASSERT_EQ(p.chunks.free_count(), free) << "step " << step;
-    ASSERT_EQ(p.chunks.idle_extents(), idle);
-    ASSERT_EQ(p.chunks.present_count(), present.size());
-    ASSERT_EQ(p.chunks.arriving_count(), arriving.size());
-    ASSERT_EQ(p.chunks.leaving_count(), leaving.size());
-    ASSERT_EQ(p.chunks.absent_count(),
-              g.extent_count - present.size() - arriving.size() - leaving.size());
-    for (const auto& chain : heads) {
-      ASSERT_TRUE(p.chunks.is_sound(tip_of(chain)));
+    ASSERT_EQ(chunks.free_count(), free);
+    ASSERT_EQ(chunks.idle_extents(), idle);
+    ASSERT_EQ(chunks.present_count(), present.size());
+    for (const Chain& chain : heads) {
+      ASSERT_TRUE(chunks.is_sound(tip_of(chain)));
       std::size_t exclusive = 0;
       while (exclusive < chain.size() &&
              owners.at(chain[chain.size() - 1 - exclusive].value()) == 1) {
         ++exclusive;
       }
-      ASSERT_EQ(p.chunks.exclusive_run(tip_of(chain)).size(), exclusive);
+      ASSERT_EQ(chunks.exclusive_run(tip_of(chain)).size(), exclusive);
     }
+  }
 
-    if (step % 100 != 0) continue;
-    core::ChunkPool rebuilt(p.tables, p.gate);
-    std::vector<ExtentIndex> extents;
-    for (const auto each : present) extents.push_back(ExtentIndex{each});
-    rebuilt.reset(extents);
-    for (const auto& chain : heads) rebuilt.adopt_chain(tip_of(chain));
-    ASSERT_EQ(rebuilt.free_count(), free);
-    ASSERT_EQ(rebuilt.idle_extents(), idle);
-    for (const auto& [chunk, count] : owners) {
-      ASSERT_EQ(rebuilt.owners(ChunkIndex{chunk}), count);
+  Pool p{GetParam()()};
+  std::mt19937 random{11};
+  // Each head as the list of its chunks; owners follow from the lists.
+  std::vector<Chain> heads;
+  std::set<std::uint32_t> present, arriving, leaving;
+};
+
+TEST_P(ChunkPoolProperty, AgreesWithANaiveModel) {
+  for (int step = 0; step < 6000; ++step) {
+    SCOPED_TRACE(step);
+    below(2) == 0 ? move_an_extent() : change_a_chain();
+    check(p.chunks);
+    ASSERT_EQ(p.chunks.arriving_count(), arriving.size());
+    ASSERT_EQ(p.chunks.leaving_count(), leaving.size());
+    ASSERT_EQ(p.chunks.absent_count(),
+              p.geometry().extent_count - present.size() - arriving.size() - leaving.size());
+    if (step % 100 == 0) {
+      core::ChunkPool rebuilt(p.tables, p.gate);
+      std::vector<ExtentIndex> extents;
+      for (const auto each : present) extents.push_back(ExtentIndex{each});
+      rebuilt.reset(extents);
+      for (const Chain& chain : heads) rebuilt.adopt_chain(tip_of(chain));
+      check(rebuilt);
     }
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -18,7 +18,9 @@ core::Limits few_shards() {
   return limits;
 }
 
-Recipe model(int number) { return small_recipe({0, 1}, "model " + std::to_string(number)); }
+Recipe model(int number) {
+  return small_recipe({0, 1}, "model " + std::to_string(number));
+}
 
 TEST(CoreShards, AnOwnerAndTheDaemonHaveAtMostSoManyInUse) {
   CoreHarness h(few_shards());
@@ -92,7 +94,8 @@ TEST(CoreShards, ADroppedShardsMemoryIsBudgetForOthers) {
   EXPECT_TRUE(c.grant("a", 1, 64));
 }
 
-// Fails: the contract of plan_shard says budget_exceeded, what comes is geometry's invalid_argument.
+// Fails: the contract of plan_shard says budget_exceeded, what comes is geometry's
+// invalid_argument.
 TEST(CoreShards, DISABLED_ABudgetBelowOneExtentIsBudgetExceeded) {
   auto limits = CoreHarness::small_limits();
   limits.max_bytes = 4095;
@@ -187,8 +190,8 @@ TEST(CoreShards, AClientThatIsGoneWhileItsConnectionStandsIsNamedOnce) {
   EXPECT_EQ(h.core->verify(), std::nullopt);
 }
 
-// Fails: whoever holds the socket of a client whose mapping is gone can still send, and a lease taken so
-// outlives disconnected(): its page is free, and the page's next client holds the lease.
+// Fails, by HOTKV_CHECK in PageTable::free ("a page with leases is freed"): whoever holds the
+// socket of a client whose mapping is gone can still send, and a lease taken so is never ended.
 TEST(CoreShards, DISABLED_ALeaseTakenOverTheSocketOfAGoneClientEndsWithTheConnection) {
   CoreHarness h;
   const auto shard = h.add_shard();
@@ -196,8 +199,26 @@ TEST(CoreShards, DISABLED_ALeaseTakenOverTheSocketOfAGoneClientEndsWithTheConnec
   h.liveness.gone.insert(execed.client);
   h.core->tick();
   (void)execed.open("a", 1);
-  (void)execed.open("b", 1);
   h.core->disconnected(execed.client);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+  for (const auto& context : h.core->contexts()) EXPECT_EQ(context.holder, std::nullopt);
+}
+
+// Fails in the same way, and one client does it with one message: it pins every context, unmaps its
+// page, and opens one more. The search for a victim ends the client's own claims, then the open
+// goes on and leases the new context to it.
+TEST(CoreShards, DISABLED_AClientThatUnmapsItsPageAndOpensIsNoHolder) {
+  CoreHarness h;
+  const auto shard = h.add_shard();
+  CoreClient client(h, shard);
+  for (std::uint32_t i = 0; i < h.limits.session_cap; ++i) {
+    ASSERT_TRUE(client.open("s" + std::to_string(i), 1));
+    (void)client.resolve("s" + std::to_string(i), 1, 0).value();
+  }
+  h.liveness.gone.insert(client.client);
+  (void)client.open("new", 1);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+  for (const auto gone : h.core->take_gone_clients()) h.core->disconnected(gone);
   EXPECT_EQ(h.core->verify(), std::nullopt);
   for (const auto& context : h.core->contexts()) EXPECT_EQ(context.holder, std::nullopt);
 }

@@ -291,12 +291,26 @@ TEST_F(Core, IdsWithoutEndStayWithinTheTables) {
 TEST_F(Core, EveryPairOfEndingsGivesBackExactlyOnce) {
   const auto apply = [&](int ending) {
     switch (ending) {
-      case 0: (void)worker.release("a", 1); break;
-      case 1: (void)worker.open("a", 2); break;
-      case 2: (void)worker.truncate("a", 1, 0); break;
-      case 3: (void)worker.close("a", 1); break;
-      case 4: h.now_ms += h.limits.ttl_ms; h.core->tick(); break;
-      default: (void)worker.open("big", 1); (void)worker.append("big", 1, 64 * 16); break;
+      case 0:
+        (void)worker.release("a", 1);
+        break;
+      case 1:
+        (void)worker.open("a", 2);
+        break;
+      case 2:
+        (void)worker.truncate("a", 1, 0);
+        break;
+      case 3:
+        (void)worker.close("a", 1);
+        break;
+      case 4:
+        h.now_ms += h.limits.ttl_ms;
+        h.core->tick();
+        break;
+      default:
+        (void)worker.open("big", 1);
+        (void)worker.append("big", 1, 64 * 16);
+        break;
     }
     const auto now = account();
     EXPECT_EQ(now.used + now.free + now.kept + now.in_transit, now.provisioned);
@@ -307,7 +321,8 @@ TEST_F(Core, EveryPairOfEndingsGivesBackExactlyOnce) {
     for (int second = 0; second < 6; ++second) {
       SCOPED_TRACE(std::to_string(first) + " then " + std::to_string(second));
       h.files.clear();
-      h.core = std::make_unique<core::Core>(h.limits, [this] { return h.now_ms; }, h.liveness);
+      h.core = std::make_unique<core::Core>(
+          h.limits, [this] { return h.now_ms; }, h.liveness);
       shard = h.add_shard();
       worker.client = h.attach(shard);
       ASSERT_TRUE(worker.open("a", 1));

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <random>
-#include <string>
-#include <vector>
+#include <utility>
 
 namespace hotkv {
 namespace {
@@ -217,16 +216,23 @@ TEST(Geometry, AnArenaWithoutRoomForOneExtentIsRefusedByName) {
   }
 }
 
-TEST(Geometry, AChunkLargerThanAnAddressSpaceIsRefusedByName) {
+TEST(Geometry, AChunkOverItsBoundIsRefusedByName) {
+  const std::uint32_t most = static_cast<std::uint32_t>(kChunkBytesMax / 4096);
+  EXPECT_EQ(made(small_recipe(), {.chunk_tokens = most, .arena_bytes = kGiB}).chunk_bytes,
+            kChunkBytesMax);
   const Recipe largest = recipe_of(DType::f32, Recipe::kHeadsMax, Recipe::kDimMax, Recipe::kDimMax,
                                    {0, Recipe::kLayersMax - 1});
-  const std::uint64_t arena_bytes = ~std::uint64_t{0};
-  EXPECT_EQ(made(largest, {.chunk_tokens = 16, .arena_bytes = arena_bytes}).chunk_bytes,
-            std::uint64_t{1} << 47);
-  for (const std::uint32_t chunk_tokens : {17u, 1u << 21, 1u << 31, ~0u}) {
+  for (const auto& [recipe, chunk_tokens] :
+       {std::pair{small_recipe(), most + 1},
+        {small_recipe(), ~0u},
+        {largest, 0u},
+        {largest, 1u},
+        {largest, 1u << 21},
+        {largest, ~0u}}) {  // the last two: products beyond 64 bits
     const auto refused =
-        Geometry::make(largest, {.chunk_tokens = chunk_tokens, .arena_bytes = arena_bytes});
+        Geometry::make(recipe, {.chunk_tokens = chunk_tokens, .arena_bytes = ~std::uint64_t{0}});
     ASSERT_FALSE(refused.has_value()) << chunk_tokens;
+    EXPECT_EQ(refused.error().code, ErrorCode::invalid_argument);
     EXPECT_EQ(refused.error().object, "chunk_tokens");
   }
 }

@@ -45,8 +45,8 @@ class Grants : public ::testing::Test {
                                                            const std::string& session,
                                                            std::uint32_t up_to) {
     const auto position = of.open(session, 1).value();
-    auto answer = h->core->append(of.client, id(session), Epoch{1}, position.generation,
-                                  TokenCount{up_to});
+    auto answer =
+        h->core->append(of.client, id(session), Epoch{1}, position.generation, TokenCount{up_to});
     h->core->end_message(of.client.shard);
     return answer;
   }
@@ -232,9 +232,10 @@ TEST_F(Grants, WorkersThatDieBetweenReservingAndPublishingDoNotFillTheBudget) {
   runner->run_all();
 }
 
-// Fails, and FR-004 asks for it: room granted behind the published length stays with the context when
-// its holder is gone, until the context ends, is truncated, closed or taken from a live holder. An
-// idle context of one token can hold the whole budget, and pays for it by being evicted whole.
+// Fails, and FR-004 asks for it: room granted behind the published length stays with the context
+// when its holder is gone, until the context ends, is truncated, closed or taken from a live
+// holder. An idle context of one token can hold the whole budget, and pays for it by being evicted
+// whole.
 TEST_F(Grants, DISABLED_GrantsOfADeadHolderAreFreeAgain) {
   ASSERT_TRUE(worker->open("a", 1));
   ASSERT_TRUE(worker->append("a", 1, 20));
@@ -319,7 +320,8 @@ TEST_F(Grants, MoreTokensThanAContextHoldsAreRefused) {
     ASSERT_TRUE(std::holds_alternative<Refusal>(answer));
     EXPECT_TRUE(std::get<Refusal>(answer).is(ErrorCode::invalid_argument));
   }
-  EXPECT_TRUE(std::get<Refusal>(ask(*worker, "a", kContextTokensMax)).is(ErrorCode::budget_exceeded));
+  EXPECT_TRUE(
+      std::get<Refusal>(ask(*worker, "a", kContextTokensMax)).is(ErrorCode::budget_exceeded));
 }
 
 // The kernel's sum never passes the budget, whatever order the orders come and fail in.

@@ -205,7 +205,9 @@ TEST(LedgerInTheCore, ForgettingEarlierThanTombstoneTtlIsCounted) {
   CoreHarness h(limits);
   const auto shard = h.add_shard();
   CoreClient client(h, shard);
-  const auto forgotten_early = [&] { return h.core->status().shards.at(0).counters.forgotten_early; };
+  const auto forgotten_early = [&] {
+    return h.core->status().shards.at(0).counters.forgotten_early;
+  };
   for (int i = 0; i < 22; ++i) {
     const std::string name = "s" + std::to_string(i);
     ASSERT_TRUE(client.open(name, 1));

@@ -30,9 +30,11 @@ class RebuildHeader : public ::testing::Test {
     return *reinterpret_cast<TablesHeader*>(file->tables.bytes().data());
   }
   std::expected<core::ShardId, Error> adopt(const core::ShardMemory& memory) {
-    h.core = std::make_unique<core::Core>(h.limits, [this] { return h.now_ms; }, h.liveness);
-    return h.core->adopt_shard(memory, default_certified_architectures(),
-                               [&](ExtentIndex e) { return file->provisioned.contains(e.value()); });
+    h.core = std::make_unique<core::Core>(
+        h.limits, [this] { return h.now_ms; }, h.liveness);
+    return h.core->adopt_shard(memory, default_certified_architectures(), [&](ExtentIndex e) {
+      return file->provisioned.contains(e.value());
+    });
   }
   // The damaged header is refused with this code and text; the healthy one is taken afterwards.
   void expect_refusal(const std::function<void(TablesHeader&)>& damage, ErrorCode code,
@@ -73,9 +75,9 @@ TEST_F(RebuildHeader, AnotherLayoutIsAnUnsupportedVersion) {
 
 TEST_F(RebuildHeader, CapacitiesThatContradictEachOtherAreRefused) {
   using Field = std::uint32_t Capacities::*;
-  for (const Field field : {&Capacities::slot_count, &Capacities::index_count,
-                            &Capacities::ledger_count, &Capacities::kept_head_count,
-                            &Capacities::page_count}) {
+  for (const Field field :
+       {&Capacities::slot_count, &Capacities::index_count, &Capacities::ledger_count,
+        &Capacities::kept_head_count, &Capacities::page_count}) {
     for (const std::uint32_t value : {0u, ~0u, 0x8000'0001u}) {
       expect_refusal([&](auto& it) { it.capacities.*field = value; }, ErrorCode::shard_damaged,
                      "capacities");
@@ -128,7 +130,8 @@ TEST_F(RebuildHeader, ARecipeThatIsNoneIsRefusedByItsField) {
   expect_refusal([](auto& it) { it.recipe.dtype = 99; }, ErrorCode::invalid_argument, "dtype");
   expect_refusal([](auto& it) { it.recipe.kv_heads = 0; }, ErrorCode::invalid_argument, "kv_heads");
   expect_refusal([](auto& it) { it.recipe.key_dim = ~0u; }, ErrorCode::invalid_argument, "key_dim");
-  expect_refusal([](auto& it) { it.recipe.first_layer = 9; }, ErrorCode::invalid_argument, "layers");
+  expect_refusal([](auto& it) { it.recipe.first_layer = 9; }, ErrorCode::invalid_argument,
+                 "layers");
   expect_refusal([](auto& it) { it.recipe.model_id[0] = '\0'; }, ErrorCode::invalid_argument,
                  "model_id");
 }

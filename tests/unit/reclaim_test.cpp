@@ -54,9 +54,8 @@ class Reclaim : public ::testing::Test {
                                                            const std::string& session,
                                                            std::uint32_t chunks) {
     const auto position = of.open(session, 1).value();
-    auto answer =
-        h->core->append(of.client, id(session), Epoch{1}, position.generation,
-                        TokenCount{position.length.value() + chunks * kTokens});
+    auto answer = h->core->append(of.client, id(session), Epoch{1}, position.generation,
+                                  TokenCount{position.length.value() + chunks * kTokens});
     h->core->end_message(of.client.shard);
     return answer;
   }

@@ -207,7 +207,8 @@ TEST_F(Shard, ReleaseWithAnOldGenerationDoesNothing) {
   EXPECT_TRUE(worker.resolve("a", 1, 7).has_value());
   EXPECT_EQ(counters().releases, 0u);
   // Any client of the shard may, with the right one.
-  EXPECT_TRUE(h.core->release(reader.client, id("a"), Epoch{1}, Generation{opened.generation.value() + 1}));
+  EXPECT_TRUE(
+      h.core->release(reader.client, id("a"), Epoch{1}, Generation{opened.generation.value() + 1}));
 }
 
 TEST_F(Shard, AfterAnEvictionTheLedgerStillRefusesStaleEpochsAndSaysWhy) {

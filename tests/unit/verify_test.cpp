@@ -148,8 +148,8 @@ TEST_F(Verify, DISABLED_NamesAnIndexEntryOfNoSlot) {
 TEST_F(Verify, IsCleanBetweenTheOperationsOfAMessage) {
   ASSERT_TRUE(h.core->release(worker.client, id("b"), Epoch{3}, Generation{0}));
   EXPECT_EQ(h.core->verify(), std::nullopt);
-  ASSERT_TRUE(h.core->open(worker.client, id("c"), Epoch{1},
-                           h.core->recipe_of(shard).fingerprint()));
+  ASSERT_TRUE(
+      h.core->open(worker.client, id("c"), Epoch{1}, h.core->recipe_of(shard).fingerprint()));
   EXPECT_EQ(h.core->verify(), std::nullopt);
   h.core->end_message(shard);
 }

@@ -16,7 +16,7 @@ struct Chain;  // the chunks of a view, first token first; private to the librar
 
 // While it lives, every byte it shows stays as it is: through truncate, release, eviction, another
 // writer, and the daemon's death. Move-only; its destructor unpins. Reading it from several threads
-// at once is fine.
+// at once is fine. In a forked child it shows nothing and unpins nothing.
 //
 // Tokens lie in pieces (chunks): piece p holds tokens [p * chunk_tokens, …), the last one fewer.
 class View {

@@ -37,13 +37,16 @@ class Writer {
   [[nodiscard]] TokenCount piece_tokens(std::size_t piece) const;
 
   // Room for rows of one layer in one piece: [piece_tokens][kv_heads][key_dim] (or value_dim).
-  // Empty for a layer or piece that is not there.
+  // Empty for a layer or piece that is not there. Tokens that are published must not be written again:
+  // readers see these very bytes. Whoever fills it by streaming stores or from a device fences (sfence)
+  // or waits for the stream, on the thread that stored, before publish.
   [[nodiscard]] std::span<std::byte> keys(std::uint32_t layer, std::size_t piece);
   [[nodiscard]] std::span<std::byte> values(std::uint32_t layer, std::size_t piece);
 
-  // Copies `rows` (whole rows, in order) to tokens [first, …) of one layer. Large pieces go by
-  // streaming stores that leave the caches alone.
-  // Errors: invalid_argument naming layer, rows or range; nothing was written then.
+  // Copies `rows` (whole rows, in order) to tokens [first, …) of one layer. 64 KiB and more go by
+  // streaming stores, which leave the caches alone and are complete on return.
+  // Errors: invalid_argument naming layer, rows or range (published tokens are out of it),
+  // used_after_fork; nothing was written then.
   std::expected<void, Error> write_keys(std::uint32_t layer, TokenCount first,
                                         std::span<const std::byte> rows);
   std::expected<void, Error> write_values(std::uint32_t layer, TokenCount first,
@@ -51,9 +54,9 @@ class Writer {
 
   // Shows tokens [0, tokens) of this writer, all layers at once; may be called again with more.
   // No system call. Returns the context's new length.
-  // Refusals: lease_lost (the context was taken over or truncated), invalid_argument (fewer than
-  // already shown, or more than size()); then nothing more was shown. A context that is gone shows
-  // as lease_lost too: the next append or resolve says why.
+  // Errors: lease_lost (the context was taken over, truncated or ended: the next append or resolve
+  // says why), length_mismatch (another writer of this context was first), invalid_argument (fewer
+  // than already shown, or more than size()), used_after_fork; then nothing more was shown.
   [[nodiscard]] std::expected<TokenCount, Error> publish(TokenCount tokens);
   [[nodiscard]] std::expected<TokenCount, Error> publish() { return publish(size_); }
 
