@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::uint32_t kChunkTokensStep = 16;
 constexpr std::uint32_t kChunkTokensMax = 256;
+// Address space of one process is 2^47; an arena takes half of it at most.
+constexpr std::uint64_t kArenaBytesMax = std::uint64_t{1} << 46;
 constexpr std::uint64_t kChunkBytesTarget = std::uint64_t{2} << 20;
 // The arena's index type leaves room for the two tips that are no chunk.
 constexpr std::uint64_t kChunksMax = std::numeric_limits<std::uint32_t>::max() - 2;
@@ -77,8 +79,9 @@ std::expected<Geometry, Error> Geometry::make(const Recipe& recipe,
   g.extent_bytes =
       options.huge_pages ? huge_extent_bytes(g.chunk_stride_bytes) : g.chunk_stride_bytes;
   g.chunks_per_extent = static_cast<std::uint32_t>(g.extent_bytes / g.chunk_stride_bytes);
-  const std::uint64_t extents =
-      std::min(options.arena_bytes / g.extent_bytes, kChunksMax / g.chunks_per_extent);
+  const std::uint64_t extents = std::min(std::min(options.arena_bytes, kArenaBytesMax) /
+                                             g.extent_bytes,
+                                         kChunksMax / g.chunks_per_extent);
   if (extents == 0) {
     return std::unexpected(
         refuse("arena_bytes", "not one extent of " + std::to_string(g.extent_bytes) +

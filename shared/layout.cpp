@@ -123,6 +123,11 @@ std::expected<void, Error> check_header(const TablesHeader& header) {
                                  "found version " + std::to_string(header.layout_version) +
                                      ", need " + std::to_string(kLayoutVersion)});
   }
+  const std::uint32_t state = header.state.load(std::memory_order_relaxed);
+  if (header.boot_token == 0 || (state != static_cast<std::uint32_t>(ShardState::open) &&
+                                 state != static_cast<std::uint32_t>(ShardState::closed))) {
+    return std::unexpected(damaged("boot token or state", "is not one that is ever written"));
+  }
   const Capacities& c = header.capacities;
   const GeometryRecord& g = header.geometry;
   // Bounds that keep every later product of a count and a record's size far below 2^64.
@@ -142,7 +147,7 @@ std::expected<void, Error> check_header(const TablesHeader& header) {
       g.key_row_bytes >= 1 && g.key_row_bytes < kBytesMax && g.value_row_bytes < kBytesMax &&
       !__builtin_mul_overflow(g.key_row_bytes + g.value_row_bytes, g.layer_count, &layer_row) &&
       !__builtin_mul_overflow(layer_row, g.chunk_tokens, &chunk) && chunk == g.chunk_bytes &&
-      chunk <= kBytesMax && g.chunk_stride_bytes == round_up(chunk, kPageBytes) &&
+      chunk <= kChunkBytesMax && g.chunk_stride_bytes == round_up(chunk, kPageBytes) &&
       g.extent_bytes >= g.chunk_stride_bytes && g.extent_bytes % kPageBytes == 0 &&
       g.chunks_per_extent == g.extent_bytes / g.chunk_stride_bytes && g.extent_count >= 1 &&
       !__builtin_mul_overflow(g.extent_bytes, std::uint64_t{g.extent_count}, &extents) &&

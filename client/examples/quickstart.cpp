@@ -7,9 +7,14 @@
 
 int main() {
   using namespace hotkv;
-  const auto recipe = Recipe::make({.architecture = "llama", .model_id = "demo-1b",
-                                    .dtype = DType::f16, .kv_heads = 8, .key_dim = 64,
-                                    .value_dim = 64, .layers = {0, 15}}).value();
+  const auto recipe = Recipe::make({.architecture = "llama",
+                                    .model_id = "demo-1b",
+                                    .dtype = DType::f16,
+                                    .kv_heads = 8,
+                                    .key_dim = 64,
+                                    .value_dim = 64,
+                                    .layers = {0, 15}})
+                          .value();
   auto client = Client::attach({}, recipe);
   if (!client) return std::puts(client.error().message().c_str()), 1;
   const auto session = SessionId::from("chat-42").value();
@@ -26,5 +31,6 @@ int main() {
   if (!length) return std::puts(length.error().message().c_str()), 1;
   const auto view = client->resolve(session, Epoch{1}, *length);
   if (!view) return std::puts(view.error().message().c_str()), 2;
-  std::printf("%u tokens, %zu bytes of keys in layer 3\n", view->length().value(), view->keys(3, 0).size());
+  std::printf("%u tokens, %zu bytes of keys in layer 3\n", view->length().value(),
+              view->keys(3, 0).size());
 }

@@ -45,15 +45,15 @@ template <class Operation>
         first, std::min<std::size_t>(protocol::kOperationsMax, operations.size() - first));
     Request request(type);
     for (const Operation& operation : part) request.add(operation);
-    pending.push_back(connection.submit(
-        std::move(request),
-        late_handler_of ? late_handler_of(first, part.size()) : Connection::LateHandler{}));
+    pending.push_back(
+        connection.submit(std::move(request), late_handler_of ? late_handler_of(first, part.size())
+                                                              : Connection::LateHandler{}));
   }
   std::vector<std::expected<Answer, Error>> answers;
   answers.reserve(operations.size());
   for (Connection::Pending& one : pending) {
-    const std::size_t count = std::min<std::size_t>(protocol::kOperationsMax,
-                                                    operations.size() - answers.size());
+    const std::size_t count =
+        std::min<std::size_t>(protocol::kOperationsMax, operations.size() - answers.size());
     auto reply = connection.await(std::move(one), deadline);
     if (!reply) {
       answers.insert(answers.end(), count, std::unexpected(reply.error()));

@@ -85,15 +85,15 @@ std::expected<void, Error> say_hello(Handshake& handshake) {
   if (!reply) return std::unexpected(reply.error());
   const auto hello = reply->result<protocol::HelloReply>(0);
   if (hello.version < protocol::kVersionMin || hello.version > protocol::kVersionMax) {
-    return std::unexpected(attach_error(ErrorCode::unsupported_version, "protocol",
-                                        "the daemon chose version " +
-                                            std::to_string(hello.version)));
+    return std::unexpected(
+        attach_error(ErrorCode::unsupported_version, "protocol",
+                     "the daemon chose version " + std::to_string(hello.version)));
   }
   if (hello.layout_version != kLayoutVersion) {
-    return std::unexpected(attach_error(
-        ErrorCode::unsupported_version, "layout",
-        "the daemon has version " + std::to_string(hello.layout_version) + ", this library needs " +
-            std::to_string(kLayoutVersion)));
+    return std::unexpected(
+        attach_error(ErrorCode::unsupported_version, "layout",
+                     "the daemon has version " + std::to_string(hello.layout_version) +
+                         ", this library needs " + std::to_string(kLayoutVersion)));
   }
   return {};
 }
@@ -128,9 +128,9 @@ std::expected<void, Error> check_recipe(const RecipeRecord& untrusted_record,
   std::vector<std::string> known = default_certified_architectures();
   known.push_back(recipe.fields().architecture);
   const auto theirs = decode_recipe(untrusted_record, known);
-  return std::unexpected(attach_error(
-      ErrorCode::incompatible_recipe, "model \"" + recipe.fields().model_id + "\"",
-      theirs ? recipe.difference_from(*theirs) : theirs.error().cause));
+  return std::unexpected(
+      attach_error(ErrorCode::incompatible_recipe, "model \"" + recipe.fields().model_id + "\"",
+                   theirs ? recipe.difference_from(*theirs) : theirs.error().cause));
 }
 
 std::expected<void, Error> check_geometry(const Geometry& geometry, const Recipe& recipe) {
@@ -209,9 +209,9 @@ std::expected<AttachedShard, Error> map_shard(const AttachReply& reply,
                                               const ReceivedDescriptors& descriptors,
                                               const Recipe& recipe, Access access) {
   if (descriptors.count != protocol::kAttachDescriptors) {
-    return std::unexpected(attach_error(ErrorCode::protocol_error, "reply",
-                                        std::to_string(descriptors.count) +
-                                            " descriptors came, expected 3"));
+    return std::unexpected(
+        attach_error(ErrorCode::protocol_error, "reply",
+                     std::to_string(descriptors.count) + " descriptors came, expected 3"));
   }
   const UniqueFd& tables_fd = descriptors.fds[0];
   const UniqueFd& arena_fd = descriptors.fds[1];
@@ -235,8 +235,8 @@ std::expected<AttachedShard, Error> map_shard(const AttachReply& reply,
   auto touch_words = map_part(pages_fd, 0, facts->layout.client_pages.value(),
                               MapAccess::read_write, "touch words");
   if (!touch_words) return std::unexpected(std::move(touch_words.error()));
-  auto page = map_part(pages_fd, facts->layout.client_page(facts->page).value(),
-                       sizeof(ClientPage), MapAccess::read_write, "page");
+  auto page = map_part(pages_fd, facts->layout.client_page(facts->page).value(), sizeof(ClientPage),
+                       MapAccess::read_write, "page");
   if (!page) return std::unexpected(std::move(page.error()));
   shard.facts = *facts;
   shard.mappings = {std::move(*tables), std::move(*arena), std::move(*touch_words),
@@ -246,17 +246,16 @@ std::expected<AttachedShard, Error> map_shard(const AttachReply& reply,
 
 }  // namespace
 
-std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path,
-                                                 const Recipe& recipe, Access access,
-                                                 Deadline deadline) {
+std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path, const Recipe& recipe,
+                                                 Access access, Deadline deadline) {
   auto socket = connect_seqpacket(socket_path, deadline);
   if (!socket) return std::unexpected(std::move(socket.error()));
   Handshake handshake(socket->get(), deadline);
   if (auto hello = say_hello(handshake); !hello) return std::unexpected(std::move(hello.error()));
 
   Request request(protocol::Type::attach);
-  request.add(protocol::AttachRequest{encode_recipe(recipe), static_cast<std::uint32_t>(access), 0,
-                                      0});
+  request.add(
+      protocol::AttachRequest{encode_recipe(recipe), static_cast<std::uint32_t>(access), 0, 0});
   if (auto sent = handshake.send(std::move(request)); !sent) return std::unexpected(sent.error());
   if (auto ready = handshake.wait(); !ready) return std::unexpected(ready.error());
   // A child forked between here and the end would inherit the page's lock, and this client would
@@ -267,8 +266,8 @@ std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path,
   if (!reply) return std::unexpected(reply.error());
   const auto attach_reply = reply->result<AttachReply>(0);
   if (reply->header().boot_token != 0 && reply->header().boot_token != attach_reply.boot_token) {
-    return std::unexpected(attach_error(ErrorCode::protocol_error, "reply",
-                                        "it carries two boot tokens"));
+    return std::unexpected(
+        attach_error(ErrorCode::protocol_error, "reply", "it carries two boot tokens"));
   }
   auto shard = map_shard(attach_reply, descriptors, recipe, access);
   if (shard) shard->socket = std::move(*socket);

@@ -40,8 +40,7 @@ std::expected<std::shared_ptr<Attachment>, Error> Attachment::attach(const Clien
   const client::ForkGuard guard;
   auto shard = client::attach_shard(path, recipe, options.access, deadline);
   if (!shard) return std::unexpected(std::move(shard.error()));
-  auto connection =
-      client::Connection::start(std::move(shard->socket), shard->facts.boot_token);
+  auto connection = client::Connection::start(std::move(shard->socket), shard->facts.boot_token);
   if (!connection) return std::unexpected(std::move(connection.error()));
   return std::shared_ptr<Attachment>(
       new Attachment(options, recipe, shard->facts, std::move(shard->mappings),
@@ -70,7 +69,9 @@ Attachment::Attachment(const ClientOptions& options, const Recipe& recipe, clien
       leases_(*connection),
       connection_(std::move(connection)) {}
 
-Deadline Attachment::deadline_from_now() const { return deadline_after(deadline_); }
+Deadline Attachment::deadline_from_now() const {
+  return deadline_after(deadline_);
+}
 
 Writer Attachment::make_writer(client::ChainRef chain, client::Pin pin,
                                const client::Position& position, TokenCount size) {

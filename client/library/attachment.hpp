@@ -84,7 +84,8 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
                                                        TokenCount expected,
                                                        LengthMatch match) const;
 
-  // A writer for `size` tokens behind the position's length. `pin` is confirmed, the chain covers them.
+  // A writer for `size` tokens behind the position's length. `pin` is confirmed, the chain covers
+  // them.
   [[nodiscard]] Writer make_writer(client::ChainRef chain, client::Pin pin,
                                    const client::Position& position, TokenCount size);
 

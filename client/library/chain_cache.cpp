@@ -43,8 +43,7 @@ std::expected<ChainRef, Error> ChainCache::chain(SlotIndex slot, Generation gene
   Stripe& stripe = stripes_[slot.value() % kStripes];
   const std::lock_guard lock(stripe.mutex);
   const auto found = stripe.entries.find(slot.value());
-  const bool is_known =
-      found != stripe.entries.end() && found->second.generation == generation;
+  const bool is_known = found != stripe.entries.end() && found->second.generation == generation;
   // What nearly every call finds: nothing was added.
   if (is_known && ends_at(*found->second.chain, tip.chunk()) &&
       found->second.chain->size >= chunks_min) {
@@ -86,8 +85,8 @@ std::expected<ChainRef, Error> ChainCache::walk(const ChainRef& known, ChunkInde
   }
 
   const std::uint32_t size = ordinal + 1;
-  auto longer = std::make_shared<Chain>(size <= known->capacity ? *known
-                                                                : copy_with_room(*known, size));
+  auto longer =
+      std::make_shared<Chain>(size <= known->capacity ? *known : copy_with_room(*known, size));
   longer->size = size;
   ChunkIndex chunk = tip;
   for (std::uint32_t at = ordinal;; --at) {

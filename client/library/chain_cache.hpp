@@ -32,16 +32,16 @@ using ChainRef = std::shared_ptr<const Chain>;
 // Thread-safe; the locks are held by threads of this process only, for the length of one walk.
 //
 // A chain grows by one chunk in chunk_tokens appended tokens, and its storage doubles, so appending
-// costs a decode step nothing and a new chunk a few words. A new generation is walked anew: chunks of
-// the old one may have been given away and come back with another predecessor.
+// costs a decode step nothing and a new chunk a few words. A new generation is walked anew: chunks
+// of the old one may have been given away and come back with another predecessor.
 class ChainCache {
  public:
   // `chunk_words` are the tables' chunk words; they outlive the cache.
   explicit ChainCache(std::span<const AtomicWord> chunk_words) : chunk_words_(chunk_words) {}
 
-  // The chain that ends at `tip` or beyond it, with at least `chunks_min` chunks. The caller has this
-  // generation pinned and confirmed, so the chunk words of the chain stand still.
-  // Errors: shard_damaged if the words contradict each other or the chain is shorter than that.
+  // The chain that ends at `tip` or beyond it, with at least `chunks_min` chunks. The caller has
+  // this generation pinned and confirmed, so the chunk words of the chain stand still. Errors:
+  // shard_damaged if the words contradict each other or the chain is shorter than that.
   [[nodiscard]] std::expected<ChainRef, Error> chain(SlotIndex slot, Generation generation, Tip tip,
                                                      std::uint32_t chunks_min);
 

@@ -53,8 +53,7 @@ std::vector<std::expected<T, Refusal>> refuse_all(std::size_t count, const Error
 
 Error incompatible(std::string_view operation, const Recipe& recipe, const Recipe& shards) {
   return client_error(ErrorCode::incompatible_recipe, operation,
-                      "model \"" + shards.fields().model_id + "\"",
-                      recipe.difference_from(shards));
+                      "model \"" + shards.fields().model_id + "\"", recipe.difference_from(shards));
 }
 
 // Leases that a late reply to OPEN still brings are given back at once, unless they are shared.
@@ -108,9 +107,15 @@ Client::Client(Client&&) noexcept = default;
 Client& Client::operator=(Client&&) noexcept = default;
 Client::~Client() = default;
 
-const Recipe& Client::recipe() const { return attachment_->recipe(); }
-std::uint32_t Client::chunk_tokens() const { return attachment_->geometry().chunk_tokens; }
-std::uint64_t Client::boot_token() const { return attachment_->facts().boot_token; }
+const Recipe& Client::recipe() const {
+  return attachment_->recipe();
+}
+std::uint32_t Client::chunk_tokens() const {
+  return attachment_->geometry().chunk_tokens;
+}
+std::uint64_t Client::boot_token() const {
+  return attachment_->facts().boot_token;
+}
 bool Client::is_connected() const {
   return attachment_ != nullptr && !attachment_->is_foreign() &&
          attachment_->connection().is_connected();
@@ -135,13 +140,12 @@ std::vector<std::expected<Context, Refusal>> Client::open(std::span<const Contex
     auto& operation = operations.emplace_back();
     operation.context = client::encode_name(key.session, key.epoch);
     std::ranges::copy(attachment_->recipe().fingerprint(), operation.fingerprint);
-    leases.push_back(
-        std::make_shared<Lease>(attachment_->leases().share(key.session, key.epoch)));
+    leases.push_back(std::make_shared<Lease>(attachment_->leases().share(key.session, key.epoch)));
   }
-  const auto answers = client::ask(
-      attachment_->connection(), protocol::Type::open,
-      std::span<const protocol::OpenOperation>(operations), attachment_->deadline_from_now(),
-      give_back_late(*attachment_, leases));
+  const auto answers =
+      client::ask(attachment_->connection(), protocol::Type::open,
+                  std::span<const protocol::OpenOperation>(operations),
+                  attachment_->deadline_from_now(), give_back_late(*attachment_, leases));
 
   std::vector<std::expected<Context, Refusal>> results;
   results.reserve(keys.size());
@@ -153,8 +157,8 @@ std::vector<std::expected<Context, Refusal>> Client::open(std::span<const Contex
       continue;
     }
     leases[i]->stands_at(*position);
-    results.push_back(Context(
-        std::make_unique<Context::State>(attachment_, std::move(*leases[i]), *position)));
+    results.push_back(
+        Context(std::make_unique<Context::State>(attachment_, std::move(*leases[i]), *position)));
   }
   return results;
 }
@@ -162,8 +166,14 @@ std::vector<std::expected<Context, Refusal>> Client::open(std::span<const Contex
 std::expected<View, CacheMiss> Client::resolve(const SessionId& session, Epoch epoch,
                                                TokenCount expected, LengthMatch match) const {
   if (attachment_ == nullptr) {
-    return std::unexpected(CacheMiss{session, epoch, expected, MissReason::daemon_unavailable, {},
-                                     {}, {}, ErrorCode::invalid_argument});
+    return std::unexpected(CacheMiss{session,
+                                     epoch,
+                                     expected,
+                                     MissReason::daemon_unavailable,
+                                     {},
+                                     {},
+                                     {},
+                                     ErrorCode::invalid_argument});
   }
   return attachment_->resolve(session, epoch, expected, match);
 }

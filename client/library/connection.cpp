@@ -14,8 +14,8 @@
 namespace hotkv::client {
 namespace {
 
-// Requests wait here only while the daemon reads nothing; some dozens of full frames are more than a
-// daemon that lives would leave. Beyond it submit fails instead of growing.
+// Requests wait here only while the daemon reads nothing; some dozens of full frames are more than
+// a daemon that lives would leave. Beyond it submit fails instead of growing.
 constexpr std::size_t kQueuedBytesMax = std::size_t{4} << 20;
 // Requests that were given up and whose success must still be undone. A daemon that answers keeps
 // this near zero.
@@ -75,8 +75,8 @@ std::expected<std::unique_ptr<Connection>, Error> Connection::start(UniqueFd soc
     const AllSignalsBlocked blocked;
     connection->watcher_ = std::thread([self = connection.get()] { self->watch(); });
   } catch (const std::system_error& failure) {
-    return std::unexpected(system_error("start thread", "control connection",
-                                        failure.code().value()));
+    return std::unexpected(
+        system_error("start thread", "control connection", failure.code().value()));
   }
   pthread_setname_np(connection->watcher_.native_handle(), "hotkv-watch");
   return connection;
@@ -152,7 +152,9 @@ void Connection::fail(std::uint64_t id, Error error) {
   waiters_.erase(found);
 }
 
-Error Connection::ended_error() const { return unavailable(end_cause_); }
+Error Connection::ended_error() const {
+  return unavailable(end_cause_);
+}
 
 void Connection::give_up(std::uint64_t id, Waiter& waiter) {
   if (waiter.outcome) return;

@@ -19,8 +19,12 @@ Context::Context(Context&&) noexcept = default;
 Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
-const SessionId& Context::session() const { return state_->session(); }
-Epoch Context::epoch() const { return state_->epoch(); }
+const SessionId& Context::session() const {
+  return state_->session();
+}
+Epoch Context::epoch() const {
+  return state_->epoch();
+}
 TokenCount Context::length() const {
   return state_ == nullptr ? TokenCount{0} : state_->length();
 }

@@ -42,8 +42,8 @@ void copy_rows(std::span<std::byte> to, std::span<const std::byte> rows, bool st
   }
   // Rows of block formats need not begin on a cache line.
   const std::size_t before = std::min(
-      rows.size(), (kLineBytes - reinterpret_cast<std::uintptr_t>(to.data()) % kLineBytes) %
-                       kLineBytes);
+      rows.size(),
+      (kLineBytes - reinterpret_cast<std::uintptr_t>(to.data()) % kLineBytes) % kLineBytes);
   const std::size_t lines = (rows.size() - before) / kLineBytes;
   const std::size_t done = before + lines * kLineBytes;
   std::memcpy(to.data(), rows.data(), before);
@@ -51,7 +51,9 @@ void copy_rows(std::span<std::byte> to, std::span<const std::byte> rows, bool st
   std::memcpy(to.data() + done, rows.data() + done, rows.size() - done);
 }
 
-void finish_streaming() { _mm_sfence(); }
+void finish_streaming() {
+  _mm_sfence();
+}
 
 #else
 

@@ -21,9 +21,13 @@ ForkState& fork_state() {
   return *state;
 }
 
-void before_fork() { fork_state().mutex.lock(); }
+void before_fork() {
+  fork_state().mutex.lock();
+}
 
-void after_fork_in_parent() { fork_state().mutex.unlock(); }
+void after_fork_in_parent() {
+  fork_state().mutex.unlock();
+}
 
 // Only what is safe in the child of a process with many threads: the mutex is held by this thread.
 void after_fork_in_child() {
@@ -47,8 +51,12 @@ ForkGuard::ForkGuard() {
   depth_ = fork_depth.load(std::memory_order_relaxed);
 }
 
-ForkExclusion::ForkExclusion() { fork_state().mutex.lock(); }
-ForkExclusion::~ForkExclusion() { fork_state().mutex.unlock(); }
+ForkExclusion::ForkExclusion() {
+  fork_state().mutex.lock();
+}
+ForkExclusion::~ForkExclusion() {
+  fork_state().mutex.unlock();
+}
 
 ParentOnlyFd::ParentOnlyFd(int fd) : fd_(fd) {
   const std::lock_guard lock(fork_state().mutex);

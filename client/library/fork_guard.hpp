@@ -2,8 +2,8 @@
 // What a fork does to this library's objects: nothing in the parent; in the child they are inert.
 //
 // The mappings are not in a forked child, the watching thread neither, and any mutex may have been
-// held by a thread that does not exist there. So every public call first asks is_foreign(), which is
-// one load, and a child neither locks, touches nor destroys what it inherited.
+// held by a thread that does not exist there. So every public call first asks is_foreign(), which
+// is one load, and a child neither locks, touches nor destroys what it inherited.
 //
 // Works for fork(). A child made by a bare clone system call or _Fork() runs no handlers and must
 // not use inherited objects.
@@ -30,8 +30,9 @@ class ForkGuard {
   std::uint32_t depth_;
 };
 
-// While one lives no thread of this process can fork: for the moments in which a child would inherit
-// a descriptor or a mapping that holds the lock on this client's page. Not for anything that blocks.
+// While one lives no thread of this process can fork: for the moments in which a child would
+// inherit a descriptor or a mapping that holds the lock on this client's page. Not for anything
+// that blocks.
 class ForkExclusion {
  public:
   ForkExclusion();

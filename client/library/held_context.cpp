@@ -8,16 +8,16 @@
 namespace hotkv::client {
 namespace {
 
-// Grants that are asked for before an append gives up. One is enough unless the context is truncated
-// or evicted in the moment between the daemon's answer and the pin.
+// Grants that are asked for before an append gives up. One is enough unless the context is
+// truncated or evicted in the moment between the daemon's answer and the pin.
 constexpr int kGrantsMax = 3;
 
 }  // namespace
 
 std::optional<TokenCount> HeldContext::published() const {
   if (attachment_->is_foreign()) return std::nullopt;
-  const auto word = LengthWord::from_bits(
-      attachment_->length(position_.slot).load(std::memory_order_acquire));
+  const auto word =
+      LengthWord::from_bits(attachment_->length(position_.slot).load(std::memory_order_acquire));
   if (word.generation != position_.generation) return std::nullopt;
   return word.tokens;
 }
@@ -68,9 +68,9 @@ std::variant<HeldContext::Settled, HeldContext::NeedsGrant> HeldContext::try_app
   if (!up_to) return std::unexpected(Refusal(up_to.error()));
   const auto word = attachment_->pins().claim({position_.slot, position_.generation});
   if (!word) {
-    return std::unexpected(Refusal(error(ErrorCode::too_many_pins, "append",
-                                         "this client has " + std::to_string(kPinsPerPage) +
-                                             " views and writers")));
+    return std::unexpected(
+        Refusal(error(ErrorCode::too_many_pins, "append",
+                      "this client has " + std::to_string(kPinsPerPage) + " views and writers")));
   }
   Pin pin(attachment_->pins(), *word);
   HOTKV_FAULT_POINT("append.between-pin-and-confirm");
@@ -124,9 +124,9 @@ std::expected<void, Refusal> HeldContext::take(const std::expected<Answer, Error
   const auto position = check_position(answer->untrusted_result, attachment_->facts().capacities);
   if (!position) return std::unexpected(about(position.error(), operation));
   if (position->slot != position_.slot) {  // a context lives and dies in one slot
-    return std::unexpected(error(ErrorCode::protocol_error, operation,
-                                 "the daemon moved it to slot " +
-                                     std::to_string(position->slot.value())));
+    return std::unexpected(
+        error(ErrorCode::protocol_error, operation,
+              "the daemon moved it to slot " + std::to_string(position->slot.value())));
   }
   position_ = *position;
   lease_.stands_at(position_);
@@ -154,8 +154,8 @@ std::expected<void, Refusal> HeldContext::close() {
   given_back_ = true;
   auto pending = lease_.close();
   if (!pending) return {};  // another Context of this client goes on with the lease
-  auto reply = attachment_->connection().await(std::move(*pending),
-                                               attachment_->deadline_from_now());
+  auto reply =
+      attachment_->connection().await(std::move(*pending), attachment_->deadline_from_now());
   if (!reply) return std::unexpected(about(reply.error(), "close"));
   const auto result = reply->result<protocol::OperationResult>(0);
   if (result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done)) return {};

@@ -17,12 +17,12 @@ namespace hotkv::client {
 
 class Lease;
 
-// To the daemon the lease is this client's, however many objects stand for it here: opening a context
-// again gives the same lease. If each object closed it, `context = client.open(…)` over an older
-// object of the same context would give back the lease it has just taken.
+// To the daemon the lease is this client's, however many objects stand for it here: opening a
+// context again gives the same lease. If each object closed it, `context = client.open(…)` over an
+// older object of the same context would give back the lease it has just taken.
 //
-// Thread-safe. A CLOSE leaves in the order in which this table decides, so it cannot overtake, or be
-// overtaken by, an OPEN of the same context.
+// Thread-safe. A CLOSE leaves in the order in which this table decides, so it cannot overtake, or
+// be overtaken by, an OPEN of the same context.
 class LeaseTable {
  public:
   explicit LeaseTable(Connection& connection) : connection_(connection) {}

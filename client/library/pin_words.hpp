@@ -16,8 +16,8 @@ class PinWords {
  public:
   explicit PinWords(ClientPage& page) : page_(&page) {}
 
-  // Claims a generation of a slot with some free word (P1 of words.hpp). Nothing if every word is in
-  // use, which takes one pass over them to find out. The caller goes on with confirm_pin.
+  // Claims a generation of a slot with some free word (P1 of words.hpp). Nothing if every word is
+  // in use, which takes one pass over them to find out. The caller goes on with confirm_pin.
   [[nodiscard]] std::optional<std::uint32_t> claim(PinWord pin) {
     std::uint32_t& hint = start_hint();
     for (std::uint32_t tried = 0; tried < kPinsPerPage; ++tried) {
@@ -36,8 +36,8 @@ class PinWords {
 
  private:
   // The daemon scans words below the mark, so the mark comes before the claim in the one order of
-  // seq_cst operations. Where another thread raised it, the acquire load makes its raise come before
-  // this thread's claim in that order too.
+  // seq_cst operations. Where another thread raised it, the acquire load makes its raise come
+  // before this thread's claim in that order too.
   void raise_high_water(std::uint32_t used) {
     std::uint32_t mark = page_->high_water.load(std::memory_order_acquire);
     while (mark < used && !page_->high_water.compare_exchange_weak(
@@ -45,8 +45,8 @@ class PinWords {
     }
   }
 
-  // Where this thread looks first: threads begin a cache line of words apart, and each comes back to
-  // the word it used last.
+  // Where this thread looks first: threads begin a cache line of words apart, and each comes back
+  // to the word it used last.
   static std::uint32_t& start_hint() {
     constexpr std::uint32_t kPinsPerCacheLine = 8;
     static std::atomic<std::uint32_t> threads{0};

@@ -1,4 +1,5 @@
-// The read path: from a session's name to a view, in memory alone; the daemon is asked about misses.
+// The read path: from a session's name to a view, in memory alone; the daemon is asked about
+// misses.
 
 #include <optional>
 #include <string>
@@ -19,8 +20,8 @@ using client::Asked;
 using client::Place;
 using client::Reply;
 
-// Looks into memory before the daemon is asked. A look fails only while the daemon changes this very
-// context, so a second one nearly always settles it.
+// Looks into memory before the daemon is asked. A look fails only while the daemon changes this
+// very context, so a second one nearly always settles it.
 constexpr int kLooksMax = 4;
 // Answers "it is there" of the daemon after which memory is believed. Each costs a round trip; a
 // context that changes its generation between every answer and the look after it is not readable.
@@ -28,16 +29,20 @@ constexpr int kRoundsMax = 4;
 
 bool length_matches(TokenCount published, TokenCount expected, LengthMatch match) {
   switch (match) {
-    case LengthMatch::exact: return published == expected;
-    case LengthMatch::at_least: return published >= expected;
-    case LengthMatch::any: return true;
+    case LengthMatch::exact:
+      return published == expected;
+    case LengthMatch::at_least:
+      return published >= expected;
+    case LengthMatch::any:
+      return true;
   }
   return false;
 }
 
 CacheMiss unavailable(const Asked& asked, ErrorCode cause) {
-  return CacheMiss{asked.session, asked.epoch, asked.expected_length,
-                   MissReason::daemon_unavailable, {}, {}, {}, cause};
+  return CacheMiss{
+      asked.session, asked.epoch, asked.expected_length, MissReason::daemon_unavailable, {}, {}, {},
+      cause};
 }
 
 client::Request explain_request(const Asked& asked, const Fingerprint& fingerprint,
@@ -70,8 +75,8 @@ struct Attachment::Sighting {
   TokenCount length;
 };
 
-void Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected,
-                      LengthMatch match, Sighting& sighting) const {
+void Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected, LengthMatch match,
+                      Sighting& sighting) const {
   const std::optional<Place> place = index_.find(session, epoch);
   if (!place) {
     sighting.kind = Sighting::Kind::absent;

@@ -7,7 +7,8 @@
 namespace hotkv::client {
 
 std::string default_socket_path() {
-  // secure_getenv: a program that runs with another user's rights does not follow the caller's wish.
+  // secure_getenv: a program that runs with another user's rights does not follow the caller's
+  // wish.
   if (const char* path = ::secure_getenv("HOTKV_SOCKET"); path != nullptr && *path != '\0') {
     return path;
   }

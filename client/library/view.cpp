@@ -63,7 +63,9 @@ View& View::operator=(View&& other) noexcept {
   return *this;
 }
 
-View::~View() { unpin(); }
+View::~View() {
+  unpin();
+}
 
 void View::unpin() noexcept {
   if (attachment_ != nullptr && !attachment_->is_foreign()) attachment_->pins().unpin(pin_);

@@ -56,10 +56,9 @@ std::expected<Reply, Error> Reply::parse(std::span<const std::byte> untrusted_fr
   std::memcpy(&reply.header_, untrusted_frame.data(), sizeof(FrameHeader));
   const auto body = untrusted_frame.subspan(sizeof(FrameHeader));
   if (reply.header_.length_bytes != untrusted_frame.size()) {
-    return std::unexpected(malformed("the header says " +
-                                     std::to_string(reply.header_.length_bytes) +
-                                     " bytes, the frame has " +
-                                     std::to_string(untrusted_frame.size())));
+    return std::unexpected(
+        malformed("the header says " + std::to_string(reply.header_.length_bytes) +
+                  " bytes, the frame has " + std::to_string(untrusted_frame.size())));
   }
   if (reply.header_.text_bytes > body.size()) {
     return std::unexpected(malformed("text of " + std::to_string(reply.header_.text_bytes) +
@@ -86,10 +85,10 @@ std::expected<void, Error> Reply::check(protocol::Type type, std::uint16_t count
   }
   if (is_failure()) return std::unexpected(failure());
   if (header_.count != count || body_.size() - header_.text_bytes != count * result_bytes) {
-    return std::unexpected(malformed(
-        std::to_string(header_.count) + " results in " +
-        std::to_string(body_.size() - header_.text_bytes) + " bytes, expected " +
-        std::to_string(count) + " of " + std::to_string(result_bytes) + " bytes"));
+    return std::unexpected(malformed(std::to_string(header_.count) + " results in " +
+                                     std::to_string(body_.size() - header_.text_bytes) +
+                                     " bytes, expected " + std::to_string(count) + " of " +
+                                     std::to_string(result_bytes) + " bytes"));
   }
   return {};
 }
@@ -104,14 +103,16 @@ std::string_view Reply::text_of(const OperationResult& untrusted_result) const {
 
 Refusal refusal_of(const Reply& reply, const OperationResult& untrusted_result,
                    const Asked& asked) {
-  Error error{ErrorCode::protocol_error, std::string(asked.operation),
-              describe(asked.session, asked.epoch), {}};
+  Error error{ErrorCode::protocol_error,
+              std::string(asked.operation),
+              describe(asked.session, asked.epoch),
+              {}};
   if (untrusted_result.outcome == static_cast<std::uint32_t>(protocol::Outcome::miss)) {
     if (const auto reason = miss_reason_from_number(untrusted_result.code)) {
       return miss_of(untrusted_result, *reason, asked);
     }
-    error.cause = "the daemon gave no reason of a miss but " +
-                  std::to_string(untrusted_result.code);
+    error.cause =
+        "the daemon gave no reason of a miss but " + std::to_string(untrusted_result.code);
   } else if (untrusted_result.outcome == static_cast<std::uint32_t>(protocol::Outcome::error)) {
     if (const auto code = error_code_from_number(untrusted_result.code)) {
       error.code = *code;

@@ -52,11 +52,13 @@ class Request {
   Frame frame_;
 };
 
-// One frame from the daemon, which may be broken or hostile: what it says is checked on the way out.
+// One frame from the daemon, which may be broken or hostile: what it says is checked on the way
+// out.
 class Reply {
  public:
   // Errors: protocol_error naming the size that is wrong.
-  [[nodiscard]] static std::expected<Reply, Error> parse(std::span<const std::byte> untrusted_frame);
+  [[nodiscard]] static std::expected<Reply, Error> parse(
+      std::span<const std::byte> untrusted_frame);
 
   [[nodiscard]] const protocol::FrameHeader& header() const { return header_; }
   // Is it the daemon's failure of a whole frame?

@@ -41,8 +41,7 @@ std::span<std::byte> room_rows(const Room& room, std::uint32_t layer, std::size_
                                Tensor tensor) {
   if (room.attachment == nullptr || room.attachment->is_foreign()) return {};
   const auto owned = client::layer_index(*room.attachment, layer);
-  const auto piece =
-      client::piece_at(room.attachment->geometry(), room.position, room.size, index);
+  const auto piece = client::piece_at(room.attachment->geometry(), room.position, room.size, index);
   if (!owned || !piece) return {};
   return client::rows_of(*room.attachment, *room.chain, *piece, *owned, tensor);
 }
@@ -57,8 +56,8 @@ std::expected<void, Error> check_rows(const Room& room, TokenCount published, st
   };
   const LayerRange layers = room.attachment->recipe().fields().layers;
   if (!client::layer_index(*room.attachment, layer)) {
-    return refuse("layer " + std::to_string(layer) + " is not in [" +
-                  std::to_string(layers.first) + ", " + std::to_string(layers.last) + "]");
+    return refuse("layer " + std::to_string(layer) + " is not in [" + std::to_string(layers.first) +
+                  ", " + std::to_string(layers.last) + "]");
   }
   const std::uint64_t row = client::row_bytes(room.attachment->geometry(), tensor);
   if (row == 0 ? bytes != 0 : bytes % row != 0) {
@@ -135,7 +134,9 @@ Writer& Writer::operator=(Writer&& other) noexcept {
   return *this;
 }
 
-Writer::~Writer() { unpin(); }
+Writer::~Writer() {
+  unpin();
+}
 
 void Writer::unpin() noexcept {
   if (attachment_ != nullptr && !attachment_->is_foreign()) attachment_->pins().unpin(pin_);
@@ -157,8 +158,7 @@ TokenCount Writer::piece_tokens(std::size_t piece) const {
 }
 
 std::span<std::byte> Writer::keys(std::uint32_t layer, std::size_t piece) {
-  return room_rows({attachment_.get(), chain_.get(), position_, size_}, layer, piece,
-                   Tensor::keys);
+  return room_rows({attachment_.get(), chain_.get(), position_, size_}, layer, piece, Tensor::keys);
 }
 
 std::span<std::byte> Writer::values(std::uint32_t layer, std::size_t piece) {

@@ -1,7 +1,6 @@
 #include "daemon/core/shard.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "shared/check.hpp"
 
@@ -160,9 +159,9 @@ void Shard::cut_off_writers(SlotIndex slot) { end_generation(slot, {std::nullopt
 void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
   const Tip tail = base_tip(slot);
   HOTKV_CHECK(tail.is_chunk(), "a tail copy without a tail");
-  // The shared tail cannot change under the copy: written in place = exactly one owner.
-  const auto from = tables.chunk(tail.chunk());
-  std::memcpy(tables.chunk(taken).data(), from.data(), from.size());
+  // Published rows of the shared tail cannot change under the copy: written in place = exactly one
+  // owner. Rows behind them are left out: a writer that was cut off may still store there.
+  copy_rows(tail.chunk(), taken, length.value() % tables.geometry().chunk_tokens);
   const ChunkWord place = chunks.word(tail.chunk());
   chunks.place(taken, place);
   if (place.previous) chunks.ref(*place.previous);
@@ -170,6 +169,18 @@ void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
   // nobody was granted room in a shared tail.
   end_generation(slot, {length, Tip::at(taken)});
   ++counters.tail_copies;
+}
+
+void Shard::copy_rows(ChunkIndex from, ChunkIndex to, std::uint32_t tokens) const {
+  const Geometry& g = tables.geometry();
+  const auto copy = [&](ByteOffset tensor, std::uint64_t row_bytes) {
+    const auto rows = tables.chunk(from).subspan(tensor.value(), tokens * row_bytes);
+    std::ranges::copy(rows, tables.chunk(to).begin() + static_cast<std::ptrdiff_t>(tensor.value()));
+  };
+  for (std::uint32_t layer = 0; layer < g.layer_count; ++layer) {
+    copy(g.keys_offset(layer), g.key_row_bytes);
+    copy(g.values_offset(layer), g.value_row_bytes);
+  }
 }
 
 void Shard::link(SlotIndex slot, ChunkIndex taken) {

@@ -107,6 +107,8 @@ class Shard {
     std::optional<Tip> tip;            // nothing: the ancestor that holds the last token
   };
   void end_generation(SlotIndex slot, const Successor& successor);
+  // The first `tokens` rows of every tensor.
+  void copy_rows(ChunkIndex from, ChunkIndex to, std::uint32_t tokens) const;
   [[nodiscard]] std::uint32_t kept_only_chunks() const;
   // The tip with which the slot's present generation began; empty where it began without chunks.
   [[nodiscard]] Tip base_tip(SlotIndex slot) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -390,6 +391,34 @@ TEST_F(ControlProtocol, WildNumbersAreAnsweredAndHurtNothing) {
   }
   EXPECT_TRUE(is_error(client.append("session", kEpoch, opened.generation, 0x7fff'ffff),
                        ErrorCode::budget_exceeded));
+}
+
+// Right frames of every type with a few bytes changed, most of them past the header's checks.
+TEST_F(ControlProtocol, MutatedFramesAreAllAnswered) {
+  RawClient client = attached();
+  const std::uint32_t generation = client.open("session", 1).generation;
+  const ContextName name = context_name("session", 1);
+  const std::vector<Bytes> frames{
+      make_frame<HelloRequest>(Type::hello, 1, {{1, 1}}),
+      make_frame<AttachRequest>(Type::attach, 1, {{encode_recipe(small_recipe()), 2, 0, 0}}),
+      make_frame<OpenOperation>(Type::open, 1, {{name, {}}}),
+      make_frame<AppendOperation>(Type::append, 1, {{name, generation, 5}}),
+      make_frame<TruncateOperation>(Type::truncate, 1, {{name, generation, 0, 0, 0}}),
+      make_frame<CloseOperation>(Type::close, 1, {{name, generation, 0}}),
+      make_frame<ReleaseOperation>(Type::release, 1, {{name, 0, 0}}),
+      make_frame<ExplainOperation>(Type::explain, 1, {{name, {}, 5, 1}})};
+  constexpr std::uint32_t kSeed = 20240229;
+  std::mt19937 random(kSeed);
+  for (int round = 0; round < 5000; ++round) {
+    Bytes frame = frames[random() % frames.size()];
+    for (std::size_t change = random() % 4; change > 0; --change) {
+      frame[sizeof(FrameHeader) + random() % (frame.size() - sizeof(FrameHeader))] =
+          static_cast<std::byte>(random() % 4 == 0 ? random() : random() % 3);
+    }
+    ASSERT_TRUE(client.send(frame)) << round;
+    ASSERT_TRUE(client.receive().has_value()) << round;
+  }
+  EXPECT_TRUE(is_done(attached().open("another", 1)));
 }
 
 TEST_F(ControlProtocol, TextsThatDoNotFitAreLeftOutAndTheCodesStay) {

@@ -81,8 +81,7 @@ TEST(Client, NobodyAtTheSocketIsDaemonUnavailable) {
 
 TEST(Client, AnotherRecipeIsRefusedFieldByField) {
   FakeDaemon daemon;
-  const auto client =
-      Client::attach(daemon.client_options(), small_recipe("tiny", DType::bf16));
+  const auto client = Client::attach(daemon.client_options(), small_recipe("tiny", DType::bf16));
   ASSERT_FALSE(client.has_value());
   EXPECT_EQ(client.error().code, ErrorCode::incompatible_recipe);
   EXPECT_NE(client.error().message().find("dtype"), std::string::npos) << client.error().message();
@@ -124,8 +123,7 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
       {"twice the size", [](auto&, auto& a) { a.reply.arena_bytes *= 2; },
        ErrorCode::shard_damaged},
       {"no size", [](auto&, auto& a) { a.reply.tables_bytes = 0; }, ErrorCode::shard_damaged},
-      {"no page multiple", [](auto&, auto& a) { ++a.reply.pages_bytes; },
-       ErrorCode::shard_damaged},
+      {"no page multiple", [](auto&, auto& a) { ++a.reply.pages_bytes; }, ErrorCode::shard_damaged},
       {"a huge size", [](auto&, auto& a) { a.reply.arena_bytes = ~std::uint64_t{0}; },
        ErrorCode::shard_damaged},
       {"files swapped", [](auto&, auto& a) { std::swap(a.fds[0], a.fds[2]); },
@@ -139,9 +137,7 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
       {"a boot token that is not the header's", [](auto&, auto& a) { ++a.reply.boot_token; },
        ErrorCode::shard_damaged},
       {"tables that can shrink",
-       [](auto&, auto& a) {
-         replace_fd(a, 0, unsealed_copy(a.reply.tables_bytes, a.fds[0]));
-       },
+       [](auto&, auto& a) { replace_fd(a, 0, unsealed_copy(a.reply.tables_bytes, a.fds[0])); },
        ErrorCode::shard_damaged},
       {"a pipe for a file",
        [](auto&, auto& a) {
@@ -152,14 +148,13 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
        },
        ErrorCode::shard_damaged},
       {"a closed shard",
-       [](auto& d, auto&) {
-         d.header().state = static_cast<std::uint32_t>(ShardState::closed);
-       },
+       [](auto& d, auto&) { d.header().state = static_cast<std::uint32_t>(ShardState::closed); },
        ErrorCode::shard_damaged},
       {"no magic", [](auto& d, auto&) { d.header().magic = 0; }, ErrorCode::shard_damaged},
       {"another layout", [](auto& d, auto&) { ++d.header().layout_version; },
        ErrorCode::unsupported_version},
-      {"more slots than the file holds", [](auto& d, auto&) { d.header().capacities.slot_count = 1 << 20; },
+      {"more slots than the file holds",
+       [](auto& d, auto&) { d.header().capacities.slot_count = 1 << 20; },
        ErrorCode::shard_damaged},
       {"rows that are not the recipe's",
        [](auto& d, auto&) {
@@ -176,8 +171,7 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
     daemon.distort_attach([&](auto& attach) { answer.distort(daemon, attach); });
     const auto client = Client::attach(daemon.client_options(), daemon.recipe());
     ASSERT_FALSE(client.has_value()) << answer.what;
-    EXPECT_EQ(client.error().code, answer.code)
-        << answer.what << ": " << client.error().message();
+    EXPECT_EQ(client.error().code, answer.code) << answer.what << ": " << client.error().message();
   }
   EXPECT_EQ(open_descriptors(), descriptors);
 }
@@ -191,7 +185,11 @@ TEST(Client, HostileFramesInTheHandshakeAreErrorsAndNeverACrash) {
     };
   };
   std::vector<std::function<Bytes(FakeDaemon&, const FakeDaemon::Received&)>> answers = {
-      cut(0), cut(1), cut(31), cut(32), cut(39),
+      cut(0),
+      cut(1),
+      cut(31),
+      cut(32),
+      cut(39),
       [](auto&, auto&) { return Bytes(protocol::kFrameBytesMax, std::byte{0xff}); },
       [](auto&, auto&) { return Bytes(protocol::kFrameBytesMax + 1); },
       [](auto& daemon, auto& received) {
@@ -227,8 +225,8 @@ TEST(Client, ADaemonThatNeverAnswersEndsTheAttachByItsDeadline) {
   for (const Type silent : {Type::hello, Type::attach}) {
     FakeDaemon daemon;
     daemon.script(silent, [](const auto&) { return std::vector<Bytes>{}; });
-    const auto client = Client::attach(daemon.client_options(Access::write, milliseconds(30)),
-                                       daemon.recipe());
+    const auto client =
+        Client::attach(daemon.client_options(Access::write, milliseconds(30)), daemon.recipe());
     ASSERT_FALSE(client.has_value());
     EXPECT_EQ(client.error().code, ErrorCode::deadline_exceeded) << client.error().message();
   }
@@ -320,9 +318,7 @@ class Environment {
     if (const char* before = std::getenv(name)) before_ = before;
     value == nullptr ? ::unsetenv(name) : ::setenv(name, value, 1);
   }
-  ~Environment() {
-    before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_);
-  }
+  ~Environment() { before_ ? ::setenv(name_, before_->c_str(), 1) : ::unsetenv(name_); }
 
  private:
   const char* name_;

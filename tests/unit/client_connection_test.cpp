@@ -68,8 +68,12 @@ Request close_request() {
   return request;
 }
 
-Deadline soon() { return steady_clock::now() + milliseconds(30); }
-Deadline late() { return steady_clock::now() + std::chrono::minutes(1); }
+Deadline soon() {
+  return steady_clock::now() + milliseconds(30);
+}
+Deadline late() {
+  return steady_clock::now() + std::chrono::minutes(1);
+}
 
 std::uint32_t slot_of(const std::expected<Reply, Error>& reply) {
   return reply.value().result<OperationResult>(0).slot;
@@ -291,8 +295,7 @@ TEST(Connection, ManyThreadsAskAtOnce) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kEach; ++i) {
-        const auto reply =
-            line.connection->await(line.connection->submit(close_request()), late());
+        const auto reply = line.connection->await(line.connection->submit(close_request()), late());
         if (reply && slot_of(reply) == reply->header().request_id) ++good;
       }
     });

@@ -37,8 +37,8 @@ void write_all(Writer& writer) {
   for (const std::uint32_t layer : {3u, 4u}) {
     const auto keys = writer.write_keys(layer, TokenCount{0}, rows_of(first, tokens, layer, true));
     ASSERT_TRUE(keys.has_value()) << keys.error().message();
-    ASSERT_TRUE(
-        writer.write_values(layer, TokenCount{0}, rows_of(first, tokens, layer, false)).has_value());
+    ASSERT_TRUE(writer.write_values(layer, TokenCount{0}, rows_of(first, tokens, layer, false))
+                    .has_value());
   }
 }
 
@@ -162,8 +162,7 @@ TEST(Writer, ItsPiecesAreTheRoomInPlace) {
     for (const std::uint32_t layer : {3u, 4u}) {
       ASSERT_EQ(writer->keys(layer, piece).size(), tokens * 16);
       std::ranges::copy(rows_of(token, tokens, layer, true), writer->keys(layer, piece).begin());
-      std::ranges::copy(rows_of(token, tokens, layer, false),
-                        writer->values(layer, piece).begin());
+      std::ranges::copy(rows_of(token, tokens, layer, false), writer->values(layer, piece).begin());
     }
     token += tokens;
   }
@@ -278,7 +277,7 @@ TEST(Context, ATailCopyChangesTheGenerationUnderTheHoldersHandAndNothingElse) {
   Context context = *client.open(kA, Epoch{1});
   append_all_of(context, 16);
   daemon.script(Type::append, [&](const FakeDaemon::Received& received) {
-    daemon.end_generation_in_script(kA);
+    daemon.end_generation_in_lock(kA);
     FakeDaemon::Received next = received;
     auto append = received.operation<protocol::AppendOperation>(0);
     ++append.generation;
@@ -432,7 +431,7 @@ TEST(Context, HostilePositionsAreProtocolErrorsAndLeaveTheContextAsItWas) {
   EXPECT_EQ(answer_with([](auto& r) { r.writable_tokens = 2; }), ErrorCode::protocol_error);
   EXPECT_EQ(answer_with([](auto& r) { r.outcome = 7; }), ErrorCode::protocol_error);
   daemon.put(session_id("b"), Epoch{1}, TokenCount{40});
-  EXPECT_EQ(answer_with([&](auto& r) { r.slot = daemon.slot_in_script(session_id("b")).value(); }),
+  EXPECT_EQ(answer_with([&](auto& r) { r.slot = daemon.slot_in_lock(session_id("b")).value(); }),
             ErrorCode::protocol_error);
   // More writable than the chain has chunks for: noticed when the chain is walked.
   EXPECT_EQ(answer_with([](auto& r) { r.writable_tokens = 1 << 20; }), std::nullopt);

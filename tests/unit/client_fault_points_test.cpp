@@ -73,9 +73,9 @@ class FaultPoints : public ::testing::Test {
 };
 
 TEST_F(FaultPoints, AGenerationThatEndsAroundThePinIsNeverShown) {
-  for (const char* point : {"resolve.between-head-and-id", "resolve.before-pin",
-                            "resolve.between-pin-and-confirm",
-                            "confirm-pin.between-length-and-head"}) {
+  for (const char* point :
+       {"resolve.between-head-and-id", "resolve.before-pin", "resolve.between-pin-and-confirm",
+        "confirm-pin.between-length-and-head"}) {
     const At at(point, [&] { daemon.end_generation(kA); });
     const auto view = client.resolve(kA, Epoch{1}, TokenCount{20});
     ASSERT_TRUE(view.has_value()) << point;
@@ -89,9 +89,9 @@ TEST_F(FaultPoints, AGenerationThatEndsAroundThePinIsNeverShown) {
 }
 
 TEST_F(FaultPoints, ASlotThatBecomesAnotherSessionsIsAMiss) {
-  for (const char* point : {"resolve.between-head-and-id", "resolve.before-pin",
-                            "resolve.between-pin-and-confirm",
-                            "confirm-pin.between-length-and-head"}) {
+  for (const char* point :
+       {"resolve.between-head-and-id", "resolve.before-pin", "resolve.between-pin-and-confirm",
+        "confirm-pin.between-length-and-head"}) {
     FakeDaemon fresh;
     fresh.put(kA, Epoch{1}, TokenCount{20});
     const Client reader = fresh.attach(Access::read);
@@ -105,9 +105,9 @@ TEST_F(FaultPoints, ASlotThatBecomesAnotherSessionsIsAMiss) {
 
 TEST_F(FaultPoints, ATruncateBetweenPinAndLengthIsAMismatchAndNotOldTokens) {
   const At at("resolve.between-pin-and-confirm", [&] {
-    daemon.length(daemon.slot_of(kA)) =
-        LengthWord{load_head(daemon.slot(daemon.slot_of(kA)).head).generation, TokenCount{7}}
-            .bits();
+    daemon.length(daemon.slot_of(kA)) = LengthWord{
+        load_head(daemon.slot(daemon.slot_of(kA)).head).generation,
+        TokenCount{7}}.bits();
   });
   const auto miss = client.resolve(kA, Epoch{1}, TokenCount{20});
   ASSERT_FALSE(miss.has_value());
@@ -116,7 +116,8 @@ TEST_F(FaultPoints, ATruncateBetweenPinAndLengthIsAMismatchAndNotOldTokens) {
 }
 
 TEST_F(FaultPoints, AContextThatNeverStandsStillEndsInAMissOfBoundedCost) {
-  const At at("resolve.between-pin-and-confirm", [&] { daemon.end_generation(kA); }, true);
+  const At at(
+      "resolve.between-pin-and-confirm", [&] { daemon.end_generation(kA); }, true);
   const auto miss = client.resolve(kA, Epoch{1}, TokenCount{20});
   ASSERT_FALSE(miss.has_value());
   EXPECT_EQ(miss.error().reason, MissReason::daemon_unavailable);

@@ -1,5 +1,5 @@
-// Reading, and publishing within a grant, use memory only: shown by a child that the kernel kills at
-// its first system call.
+// Reading, and publishing within a grant, use memory only: shown by a child that the kernel kills
+// at its first system call.
 
 #include <gtest/gtest.h>
 #include <linux/filter.h>

@@ -31,7 +31,8 @@ std::string wrong_bytes(const View& view) {
       if (keys.size() != tokens * 16 || values.size() != tokens * 8) return "sizes";
       for (std::uint32_t i = 0; i < tokens; ++i, ++token) {
         const auto is = [&](bool is_key) {
-          return [&, is_key](std::byte b) { return b == FakeDaemon::pattern(token, layer, is_key); };
+          return
+              [&, is_key](std::byte b) { return b == FakeDaemon::pattern(token, layer, is_key); };
         };
         if (!std::ranges::all_of(keys.subspan(i * 16, 16), is(true)) ||
             !std::ranges::all_of(values.subspan(i * 8, 8), is(false))) {
@@ -230,7 +231,10 @@ TEST(Resolve, HostileAnswersAreMissesAndNeverACrash) {
               r.text_bytes = 0xffff'ffff;
             }).cause,
             ErrorCode::incompatible_recipe);
-  EXPECT_EQ(answer_with([](auto& r) { r.outcome = 0; r.slot = 0xffff'ffff; }).reason,
+  EXPECT_EQ(answer_with([](auto& r) {
+              r.outcome = 0;
+              r.slot = 0xffff'ffff;
+            }).reason,
             MissReason::daemon_unavailable);
 }
 
@@ -290,10 +294,9 @@ TEST(Resolve, AnotherRecipeIsRefusedWithItsFields) {
   FakeDaemon daemon;
   daemon.put(kA, Epoch{1}, TokenCount{5});
   const Client client = daemon.attach();
-  EXPECT_TRUE(
-      client.resolve_as(daemon.recipe(), kA, Epoch{1}, TokenCount{5}).has_value());
-  const auto refused = client.resolve_as(fake::small_recipe("tiny", DType::bf16), kA, Epoch{1},
-                                         TokenCount{5});
+  EXPECT_TRUE(client.resolve_as(daemon.recipe(), kA, Epoch{1}, TokenCount{5}).has_value());
+  const auto refused =
+      client.resolve_as(fake::small_recipe("tiny", DType::bf16), kA, Epoch{1}, TokenCount{5});
   ASSERT_FALSE(refused.has_value());
   EXPECT_TRUE(refused.error().is(ErrorCode::incompatible_recipe));
   EXPECT_NE(refused.error().message().find("dtype"), std::string::npos);

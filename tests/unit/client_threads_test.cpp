@@ -29,8 +29,7 @@ bool is_whole(const View& view) {
     for (std::size_t piece = 0; piece < view.piece_count(); ++piece) {
       const auto keys = view.keys(layer, piece);
       for (std::size_t at = 0; at < keys.size(); at += 16, ++token) {
-        if (keys[at] != FakeDaemon::pattern(token, layer, true) ||
-            keys[at + 15] != keys[at]) {
+        if (keys[at] != FakeDaemon::pattern(token, layer, true) || keys[at + 15] != keys[at]) {
           return false;
         }
       }
@@ -66,7 +65,8 @@ TEST(Threads, ReadersSeeWholeTokensWhileWritersAppendAndTruncate) {
   Client client = daemon.attach();
   constexpr std::size_t kWriters = 3;
   std::vector<SessionId> sessions;
-  for (std::size_t i = 0; i < kWriters; ++i) sessions.push_back(session_id("s" + std::to_string(i)));
+  for (std::size_t i = 0; i < kWriters; ++i)
+    sessions.push_back(session_id("s" + std::to_string(i)));
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0};
   std::atomic<int> hits{0};
@@ -83,7 +83,8 @@ TEST(Threads, ReadersSeeWholeTokensWhileWritersAppendAndTruncate) {
         for (int i = 0; i < 25; ++i) {
           if (!append_some(*context, 1 + static_cast<std::uint32_t>(i % 7))) ++wrong;
         }
-        // To a chunk's edge: this daemon copies no tails, and pinned tokens must not be written over.
+        // To a chunk's edge: this daemon copies no tails, and pinned tokens must not be written
+        // over.
         const std::uint32_t to = context->length().value() / 2 / kChunk * kChunk;
         if (!context->truncate(TokenCount{to})) ++wrong;
       }

@@ -94,7 +94,9 @@ TEST(Reply, TextIsOnlyEverReadWithinTheFrame) {
   OperationResult result{};
   result.text_offset = 4;
   result.text_bytes = 3;
-  const auto text = [&] { return std::string(Reply::parse(reply_with(result)).value().text_of(result)); };
+  const auto text = [&] {
+    return std::string(Reply::parse(reply_with(result)).value().text_of(result));
+  };
   EXPECT_EQ(text(), "not");
   result.text_bytes = 4;
   EXPECT_EQ(text(), "");
@@ -106,13 +108,15 @@ TEST(Reply, TextIsOnlyEverReadWithinTheFrame) {
 
 TEST(Reply, NumbersThatMeanNothingBecomeAProtocolError) {
   const SessionId session = session_id("a");
-  for (const auto& [outcome, code] : {std::pair(1u, 0u), {1u, 77u}, {2u, 0u}, {2u, 999u}, {3u, 1u}}) {
+  for (const auto& [outcome, code] :
+       {std::pair(1u, 0u), {1u, 77u}, {2u, 0u}, {2u, 999u}, {3u, 1u}}) {
     OperationResult result{};
     result.outcome = outcome;
     result.code = code;
     const auto reply = Reply::parse(reply_with(result)).value();
-    EXPECT_TRUE(refusal_of(reply, result, {"open", session, Epoch{1}})
-                    .is(ErrorCode::protocol_error)) << outcome << " " << code;
+    EXPECT_TRUE(
+        refusal_of(reply, result, {"open", session, Epoch{1}}).is(ErrorCode::protocol_error))
+        << outcome << " " << code;
   }
 }
 
@@ -126,8 +130,8 @@ TEST(Reply, AMissCarriesWhatIsKnownAndNothingElse) {
   result.age_ms = 10;
   const auto reply = Reply::parse(reply_with(result)).value();
   auto miss = refusal_of(reply, result, {"resolve", session, Epoch{3}, TokenCount{7}}).miss();
-  EXPECT_EQ(miss, (CacheMiss{session, Epoch{3}, TokenCount{7}, MissReason::evicted_lru, {}, {}, {},
-                             {}}));
+  EXPECT_EQ(miss,
+            (CacheMiss{session, Epoch{3}, TokenCount{7}, MissReason::evicted_lru, {}, {}, {}, {}}));
   result.known = protocol::kKnownEpoch | protocol::kKnownLength | protocol::kKnownAge;
   miss = refusal_of(reply, result, {"resolve", session, Epoch{3}}).miss();
   EXPECT_EQ(miss.known_epoch, Epoch{5});

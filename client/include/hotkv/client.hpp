@@ -30,9 +30,9 @@ struct ClientOptions {
   std::string socket_path;
   // A reader maps the arena read-only and can neither open nor append nor truncate.
   Access access = Access::write;
-  // Longest wait of any call; a call that ends by it says deadline-exceeded, and then the daemon may
-  // or may not have done it. What was asked of a Context may then have moved it to a new generation:
-  // if its next call says lease-lost, open it again.
+  // Longest wait of any call; a call that ends by it says deadline-exceeded, and then the daemon
+  // may or may not have done it. What was asked of a Context may then have moved it to a new
+  // generation: if its next call says lease-lost, open it again.
   std::chrono::milliseconds deadline{5000};
 };
 
@@ -88,11 +88,11 @@ class Client {
   [[nodiscard]] std::vector<std::expected<Context, Refusal>> open(std::span<const ContextKey> keys);
 
   // A view of exactly `expected` published tokens (or of all that are published, as `match` says).
-  // The miss says why there is none; where it says daemon_unavailable, `cause` says what stood in the
-  // way: daemon_unavailable (it hung up; then nothing hits, for nobody ends superseded contexts),
-  // deadline_exceeded, used_after_fork, too_many_pins (1016 views and writers at once), protocol_error,
-  // shard_damaged. A hit makes no system call (the first walk of a long chain may allocate); a miss
-  // costs a round trip to the daemon, which alone knows the reason.
+  // The miss says why there is none; where it says daemon_unavailable, `cause` says what stood in
+  // the way: daemon_unavailable (it hung up; then nothing hits, for nobody ends superseded
+  // contexts), deadline_exceeded, used_after_fork, too_many_pins (1016 views and writers at once),
+  // protocol_error, shard_damaged. A hit makes no system call (the first walk of a long chain may
+  // allocate); a miss costs a round trip to the daemon, which alone knows the reason.
   [[nodiscard]] std::expected<View, CacheMiss> resolve(
       const SessionId& session, Epoch epoch, TokenCount expected,
       LengthMatch match = LengthMatch::exact) const;
@@ -127,8 +127,8 @@ class Client {
 // destructor (which does not wait) or close() (which does). A right, not a shield: while idle the
 // context can be evicted, and the next call then answers with that miss.
 //
-// Used by one thread at a time; different contexts are independent. Contexts of one (session, epoch)
-// that one Client opened share its lease: the last of them gives it back.
+// Used by one thread at a time; different contexts are independent. Contexts of one (session,
+// epoch) that one Client opened share its lease: the last of them gives it back.
 class Context {
  public:
   Context(Context&&) noexcept;
@@ -142,12 +142,12 @@ class Context {
   // Tokens that can be appended without asking the daemon.
   [[nodiscard]] TokenCount granted() const;
 
-  // A writer for `tokens` tokens behind the published length. Within the grant it is no system call.
-  // One writer at a time: two writers of one context start at the same token, so they write over one
-  // another, and only the first to publish succeeds.
-  // Errors: budget_exceeded (needed, free, pinned), memory_unavailable, too_many_waiting, lease_lost,
-  // invalid_argument (0 tokens, or beyond the largest context), daemon_unavailable,
-  // deadline_exceeded, too_many_pins. Misses: the context is gone, and why.
+  // A writer for `tokens` tokens behind the published length. Within the grant it is no system
+  // call. One writer at a time: two writers of one context start at the same token, so they write
+  // over one another, and only the first to publish succeeds. Errors: budget_exceeded (needed,
+  // free, pinned), memory_unavailable, too_many_waiting, lease_lost, invalid_argument (0 tokens, or
+  // beyond the largest context), daemon_unavailable, deadline_exceeded, too_many_pins. Misses: the
+  // context is gone, and why.
   [[nodiscard]] std::expected<Writer, Refusal> append(TokenCount tokens);
   // Makes at least `tokens` more tokens writable, for work that must not meet the daemon later.
   [[nodiscard]] std::expected<void, Refusal> reserve(TokenCount tokens);

@@ -31,12 +31,13 @@ class View {
   [[nodiscard]] std::size_t piece_count() const;
   [[nodiscard]] TokenCount piece_tokens(std::size_t piece) const;
 
-  // Rows of one layer in one piece: [piece_tokens][kv_heads][key_dim] (or value_dim) in the recipe's
-  // dtype. Empty for a layer or piece that is not there.
+  // Rows of one layer in one piece: [piece_tokens][kv_heads][key_dim] (or value_dim) in the
+  // recipe's dtype. Empty for a layer or piece that is not there.
   [[nodiscard]] std::span<const std::byte> keys(std::uint32_t layer, std::size_t piece) const;
   [[nodiscard]] std::span<const std::byte> values(std::uint32_t layer, std::size_t piece) const;
 
-  // Copies the rows of all tokens of one layer, in order, to `out`. Returns the bytes copied: length
+  // Copies the rows of all tokens of one layer, in order, to `out`. Returns the bytes copied:
+  // length
   // * row bytes, or 0 if `out` is smaller than that or the layer is not owned.
   std::size_t gather_keys(std::uint32_t layer, std::span<std::byte> out) const;
   std::size_t gather_values(std::uint32_t layer, std::span<std::byte> out) const;

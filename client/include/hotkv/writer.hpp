@@ -18,9 +18,10 @@ class Attachment;
 struct Chain;
 
 // Fill K and V of every owned layer, then publish. What is not published is never seen by anybody.
-// While it lives its memory is given to nobody else, even if the context is taken over, truncated or
-// evicted meanwhile: then the stores go nowhere and publish says so. Move-only; its destructor lets
-// go. Filling different layers or pieces from different threads is fine; publish is one thread's.
+// While it lives its memory is given to nobody else, even if the context is taken over, truncated
+// or evicted meanwhile: then the stores go nowhere and publish says so. Move-only; its destructor
+// lets go. Filling different layers or pieces from different threads is fine; publish is one
+// thread's.
 //
 // Its tokens are numbered from 0; token 0 is the context's token `position()`. They lie in pieces
 // (parts of chunks), in order; a piece is contiguous for one layer's K or V.
@@ -37,9 +38,9 @@ class Writer {
   [[nodiscard]] TokenCount piece_tokens(std::size_t piece) const;
 
   // Room for rows of one layer in one piece: [piece_tokens][kv_heads][key_dim] (or value_dim).
-  // Empty for a layer or piece that is not there. Tokens that are published must not be written again:
-  // readers see these very bytes. Whoever fills it by streaming stores or from a device fences (sfence)
-  // or waits for the stream, on the thread that stored, before publish.
+  // Empty for a layer or piece that is not there. Tokens that are published must not be written
+  // again: readers see these very bytes. Whoever fills it by streaming stores or from a device
+  // fences (sfence) or waits for the stream, on the thread that stored, before publish.
   [[nodiscard]] std::span<std::byte> keys(std::uint32_t layer, std::size_t piece);
   [[nodiscard]] std::span<std::byte> values(std::uint32_t layer, std::size_t piece);
 
