@@ -23,7 +23,6 @@ struct Setting {
   core::Limits limits;
   LayerRange layers[3];
   std::uint32_t step_tokens;  // lengths are multiples of about this, so that chunks are crossed
-  bool fails_before_punching;
 };
 
 // One run over one setting. A difference is a fatal failure of the test that runs it.

@@ -155,10 +155,7 @@ void Model::check() {
     ASSERT_LE(shard.contexts, setting_.limits.session_cap);
   }
   for (const auto& [owner, bytes] : by_owner) {
-    // An order that fails before its punches takes back what its owner was granted meanwhile.
-    if (!setting_.fails_before_punching) {
-      ASSERT_LE(bytes, setting_.limits.max_bytes_per_owner);
-    }
+    ASSERT_LE(bytes, setting_.limits.max_bytes_per_owner) << "uid " << owner;
   }
   std::size_t live = 0;
   for (const auto& context : h_.core->contexts()) {

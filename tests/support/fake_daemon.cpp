@@ -273,8 +273,8 @@ Bytes FakeDaemon::honest_answer(const Received& received) {
   std::string text;
   Bytes results;
   for (std::size_t i = 0; i < received.header.count; ++i) {
-    const auto result = operate_in_lock(answering_page_, type,
-                                received.operations.data() + i * operation_bytes(type), text);
+    const auto result = operate_in_lock(
+        answering_page_, type, received.operations.data() + i * operation_bytes(type), text);
     const Bytes bytes = join_bytes(result);
     results.insert(results.end(), bytes.begin(), bytes.end());
   }

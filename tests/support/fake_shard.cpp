@@ -171,8 +171,7 @@ OperationResult FakeShard::explain(const HeldContext& context,
 }
 
 OperationResult FakeShard::release(const SessionId& session,
-                                   const protocol::ReleaseOperation& operation,
-                                   std::string& text) {
+                                   const protocol::ReleaseOperation& operation, std::string& text) {
   const Generation now = load_head(slot(contexts_.at(session).slot).head).generation;
   if (operation.generation != 0 && operation.generation != now.value()) {
     return error_result(ErrorCode::lease_lost, "it is a newer generation", text);
@@ -191,8 +190,7 @@ OperationResult FakeShard::change(HeldContext& context, PageIndex page, Type typ
     return error_result(ErrorCode::lease_lost, "another holder or generation", text);
   }
   if (type == Type::append) {
-    grow(context,
-         TokenCount{read_operation<protocol::AppendOperation>(operation).up_to_tokens});
+    grow(context, TokenCount{read_operation<protocol::AppendOperation>(operation).up_to_tokens});
     return position_of(context);
   }
   if (type == Type::truncate) {

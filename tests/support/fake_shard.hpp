@@ -1,6 +1,6 @@
 #pragma once
-// A shard for the tests of the client library: three real files, and contexts that somebody without a
-// budget keeps in them. It frees no chunk, copies no tail and asks after nobody's liveness.
+// A shard for the tests of the client library: three real files, and contexts that somebody without
+// a budget keeps in them. It frees no chunk, copies no tail and asks after nobody's liveness.
 
 #include <cstddef>
 #include <cstdint>
@@ -89,7 +89,6 @@ class FakeShard {
   // What put() fills rows with; no two rows are alike.
   [[nodiscard]] static std::byte pattern(std::uint32_t token, std::uint32_t layer, bool is_key);
 
-
   // The same from within a script of the daemon, which holds the lock.
   void end_generation_in_lock(const SessionId& session);
   [[nodiscard]] SlotIndex slot_in_lock(const SessionId& session) const;
@@ -128,8 +127,7 @@ class FakeShard {
   protocol::OperationResult explain(const HeldContext& context,
                                     const protocol::ExplainOperation& operation) const;
   protocol::OperationResult release(const SessionId& session,
-                                    const protocol::ReleaseOperation& operation,
-                                    std::string& text);
+                                    const protocol::ReleaseOperation& operation, std::string& text);
   // APPEND, TRUNCATE and CLOSE, which only the holder may.
   protocol::OperationResult change(HeldContext& context, PageIndex page, protocol::Type type,
                                    const std::byte* operation, std::string& text);

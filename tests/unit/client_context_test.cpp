@@ -8,59 +8,23 @@
 
 #include <hotkv/client.hpp>
 
-#include "client/library/copy_rows.hpp"
 #include "tests/support/fake_daemon.hpp"
+#include "tests/support/fake_rows.hpp"
 
 namespace hotkv {
 namespace {
 
+using fake::append_tokens;
 using fake::Bytes;
+using fake::expect_tokens;
 using fake::FakeDaemon;
 using fake::session_id;
+using fake::write_all;
 using protocol::OperationResult;
 using protocol::Type;
 using std::chrono::milliseconds;
 
 const SessionId kA = session_id("a");
-
-Bytes rows_of(std::uint32_t first, std::uint32_t tokens, std::uint32_t layer, bool is_key) {
-  Bytes rows;
-  for (std::uint32_t token = first; token < first + tokens; ++token) {
-    rows.insert(rows.end(), is_key ? 16 : 8, FakeDaemon::pattern(token, layer, is_key));
-  }
-  return rows;
-}
-
-void write_all(Writer& writer) {
-  const std::uint32_t first = writer.position().value();
-  const std::uint32_t tokens = writer.size().value();
-  for (const std::uint32_t layer : {3u, 4u}) {
-    const auto keys = writer.write_keys(layer, TokenCount{0}, rows_of(first, tokens, layer, true));
-    ASSERT_TRUE(keys.has_value()) << keys.error().message();
-    ASSERT_TRUE(writer.write_values(layer, TokenCount{0}, rows_of(first, tokens, layer, false))
-                    .has_value());
-  }
-}
-
-void append_all_of(Context& context, std::uint32_t tokens) {
-  auto writer = context.append(TokenCount{tokens});
-  ASSERT_TRUE(writer.has_value()) << writer.error().message();
-  write_all(*writer);
-  ASSERT_TRUE(writer->publish().has_value());
-}
-
-void expect_tokens(const Client& client, std::uint32_t tokens) {
-  const auto view = client.resolve(kA, Epoch{1}, TokenCount{tokens});
-  ASSERT_TRUE(view.has_value()) << view.error().message();
-  for (const std::uint32_t layer : {3u, 4u}) {
-    Bytes keys(tokens * 16);
-    Bytes values(tokens * 8);
-    view->gather_keys(layer, keys);
-    view->gather_values(layer, values);
-    EXPECT_EQ(keys, rows_of(0, tokens, layer, true));
-    EXPECT_EQ(values, rows_of(0, tokens, layer, false));
-  }
-}
 
 TEST(Context, AppendsWriteAndPublishAroundEveryChunkEdge) {
   for (const std::uint32_t step : {1u, 5u, 15u, 16u, 17u, 33u}) {
@@ -69,9 +33,9 @@ TEST(Context, AppendsWriteAndPublishAroundEveryChunkEdge) {
     auto context = client.open(kA, Epoch{1});
     ASSERT_TRUE(context.has_value()) << context.error().message();
     for (std::uint32_t length = step; length <= 5 * step; length += step) {
-      append_all_of(*context, step);
+      append_tokens(*context, step);
       EXPECT_EQ(context->length(), TokenCount{length});
-      expect_tokens(client, length);
+      expect_tokens(client, kA, length);
     }
     EXPECT_EQ(daemon.pins_held(), 0u);
   }
@@ -83,7 +47,7 @@ TEST(Context, WithinTheGrantNothingIsAsked) {
   Context context = *client.open(kA, Epoch{1});
   ASSERT_TRUE(context.reserve(TokenCount{64}).has_value());
   EXPECT_EQ(context.granted(), TokenCount{64});
-  for (int i = 0; i < 64; ++i) append_all_of(context, 1);
+  for (int i = 0; i < 64; ++i) append_tokens(context, 1);
   EXPECT_EQ(daemon.received(Type::append), 1u);
   EXPECT_EQ(context.granted(), TokenCount{0});
   ASSERT_TRUE(context.reserve(TokenCount{1}).has_value());
@@ -101,13 +65,13 @@ TEST(Context, TokensAreSeenOnlyOncePublishedAndNeverMoreOfThem) {
   write_all(*writer);
   EXPECT_EQ(client.get(kA, Epoch{1})->length(), TokenCount{0});
   EXPECT_EQ(writer->publish(TokenCount{19}), TokenCount{19});
-  expect_tokens(client, 19);
+  expect_tokens(client, kA, 19);
   EXPECT_EQ(writer->publish(TokenCount{18}).error().code, ErrorCode::invalid_argument);
   EXPECT_EQ(writer->publish(TokenCount{21}).error().code, ErrorCode::invalid_argument);
   EXPECT_EQ(writer->publish(TokenCount{19}), TokenCount{19}) << "again is nothing";
   EXPECT_EQ(context.length(), TokenCount{19});
   EXPECT_EQ(writer->publish(), TokenCount{20});
-  expect_tokens(client, 20);
+  expect_tokens(client, kA, 20);
 }
 
 TEST(Context, ArgumentsOutOfRangeAreNamedAndReachNobody) {
@@ -122,132 +86,21 @@ TEST(Context, ArgumentsOutOfRangeAreNamedAndReachNobody) {
   EXPECT_EQ(daemon.received(Type::truncate), 0u);
 }
 
-TEST(Writer, RowsThatDoNotFitAreRefusedAndNothingIsWritten) {
-  FakeDaemon daemon;
-  Client client = daemon.attach();
-  Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 10);
-  auto writer = context.append(TokenCount{20});
-  ASSERT_TRUE(writer.has_value());
-  const auto refused = [&](std::uint32_t layer, std::uint32_t first, std::size_t bytes) {
-    const auto written = writer->write_keys(layer, TokenCount{first}, Bytes(bytes));
-    return !written && written.error().code == ErrorCode::invalid_argument;
-  };
-  EXPECT_TRUE(refused(2, 0, 16));
-  EXPECT_TRUE(refused(5, 0, 16));
-  EXPECT_TRUE(refused(3, 0, 15)) << "no whole row";
-  EXPECT_TRUE(refused(3, 0, 21 * 16));
-  EXPECT_TRUE(refused(3, 20, 16));
-  EXPECT_TRUE(refused(3, 0xffff'ffff, 16));
-  EXPECT_FALSE(refused(3, 19, 16));
-  EXPECT_FALSE(refused(3, 20, 0));
-  ASSERT_TRUE(writer->publish(TokenCount{2}).has_value());
-  EXPECT_TRUE(refused(3, 1, 16)) << "readers see it already";
-  EXPECT_FALSE(refused(3, 2, 16));
-}
-
-TEST(Writer, ItsPiecesAreTheRoomInPlace) {
-  FakeDaemon daemon;
-  Client client = daemon.attach();
-  Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 10);
-  auto writer = context.append(TokenCount{30});
-  ASSERT_TRUE(writer.has_value());
-  EXPECT_EQ(writer->position(), TokenCount{10});
-  ASSERT_EQ(writer->piece_count(), 3u);
-  std::uint32_t token = 10;
-  for (std::size_t piece = 0; piece < 3; ++piece) {
-    const std::uint32_t tokens = writer->piece_tokens(piece).value();
-    EXPECT_EQ(tokens, (std::array{6u, 16u, 8u}[piece]));
-    for (const std::uint32_t layer : {3u, 4u}) {
-      ASSERT_EQ(writer->keys(layer, piece).size(), tokens * 16);
-      std::ranges::copy(rows_of(token, tokens, layer, true), writer->keys(layer, piece).begin());
-      std::ranges::copy(rows_of(token, tokens, layer, false), writer->values(layer, piece).begin());
-    }
-    token += tokens;
-  }
-  EXPECT_TRUE(writer->keys(3, 3).empty());
-  EXPECT_TRUE(writer->keys(7, 0).empty());
-  ASSERT_TRUE(writer->publish().has_value());
-  expect_tokens(client, 40);
-}
-
-TEST(Writer, OfTwoWritersTheFirstToPublishWins) {
-  FakeDaemon daemon;
-  Client client = daemon.attach();
-  Context context = *client.open(kA, Epoch{1});
-  auto first = context.append(TokenCount{3});
-  auto second = context.append(TokenCount{4});
-  ASSERT_TRUE(first.has_value() && second.has_value());
-  EXPECT_EQ(second->publish(), TokenCount{4});
-  EXPECT_EQ(first->publish().error().code, ErrorCode::length_mismatch);
-}
-
-TEST(Writer, AGenerationThatEndedIsNeverPublishedTo) {
-  FakeDaemon daemon;
-  Client client = daemon.attach();
-  Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 3);
-  auto writer = context.append(TokenCount{2});
-  ASSERT_TRUE(writer.has_value());
-  EXPECT_EQ(daemon.pins_held(), 1u) << "a writer pins what it writes to";
-  daemon.end_generation(kA);
-  write_all(*writer);
-  EXPECT_EQ(writer->publish().error().code, ErrorCode::lease_lost);
-  EXPECT_EQ(client.get(kA, Epoch{1})->length(), TokenCount{3});
-  EXPECT_TRUE(context.append(TokenCount{1}).error().is(ErrorCode::lease_lost));
-  EXPECT_EQ(context.length(), TokenCount{3});
-  EXPECT_EQ(context.granted(), TokenCount{0});
-  daemon.retire(kA, MissReason::evicted_lru);
-  EXPECT_TRUE(context.append(TokenCount{1}).error().is(MissReason::evicted_lru));
-  EXPECT_TRUE(context.truncate(TokenCount{0}).error().is(MissReason::evicted_lru));
-}
-
-TEST(Writer, LargeRowsGoByStreamingStoresAndArriveWhole) {
-  fake::FakeDaemonOptions options;
-  options.chunk_tokens = 256;
-  FakeDaemon daemon(options);
-  Client client = daemon.attach();
-  Context context = *client.open(kA, Epoch{1});
-  const auto tokens = static_cast<std::uint32_t>(client::kStreamingBytesMin / 8 + 7);
-  append_all_of(context, 5);
-  append_all_of(context, tokens - 5);
-  expect_tokens(client, tokens);
-}
-
-TEST(CopyRows, CopiesAnySizeAtAnyOffsetEitherWay) {
-  Bytes rows(1000);
-  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::byte>(i * 7 + 1);
-  for (const bool streaming : {false, true}) {
-    for (std::size_t offset = 0; offset < 70; ++offset) {
-      for (const std::size_t size : {0u, 1u, 15u, 63u, 64u, 65u, 129u, 800u}) {
-        Bytes to(1000);
-        client::copy_rows(std::span(to).subspan(offset, size), std::span(rows).first(size),
-                          streaming);
-        client::finish_streaming();
-        Bytes expected(1000);
-        std::copy_n(rows.begin(), size, expected.begin() + static_cast<std::ptrdiff_t>(offset));
-        ASSERT_EQ(to, expected) << offset << " " << size << " " << streaming;
-      }
-    }
-  }
-}
-
 TEST(Context, TruncatesToAnyLengthAndTheReadersOfOldTokensKeepThem) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 40);
+  append_tokens(context, 40);
   const View old = *client.get(kA, Epoch{1});
   ASSERT_TRUE(context.truncate(TokenCount{40}).has_value());
   EXPECT_EQ(daemon.received(Type::truncate), 0u) << "the present length is no change";
   for (const std::uint32_t to : {33u, 32u, 17u, 1u, 0u}) {
     ASSERT_TRUE(context.truncate(TokenCount{to}).has_value());
     EXPECT_EQ(context.length(), TokenCount{to});
-    expect_tokens(client, to);
+    expect_tokens(client, kA, to);
   }
-  append_all_of(context, 20);
-  expect_tokens(client, 20);
+  append_tokens(context, 20);
+  expect_tokens(client, kA, 20);
   EXPECT_EQ(old.length(), TokenCount{40});
 }
 
@@ -255,7 +108,7 @@ TEST(Context, ATruncateThatMeetsAnotherPublishIsRefused) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 10);
+  append_tokens(context, 10);
   daemon.script(Type::truncate, [&](const FakeDaemon::Received& received) {
     // Somebody of this client publishes between the look at the length and the daemon's turn.
     FakeDaemon::Received late = received;
@@ -275,7 +128,7 @@ TEST(Context, ATailCopyChangesTheGenerationUnderTheHoldersHandAndNothingElse) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 16);
+  append_tokens(context, 16);
   daemon.script(Type::append, [&](const FakeDaemon::Received& received) {
     daemon.end_generation_in_lock(kA);
     FakeDaemon::Received next = received;
@@ -284,8 +137,8 @@ TEST(Context, ATailCopyChangesTheGenerationUnderTheHoldersHandAndNothingElse) {
     std::memcpy(next.operations.data(), &append, sizeof append);
     return std::vector<Bytes>{daemon.honest_answer(next)};
   });
-  append_all_of(context, 5);
-  expect_tokens(client, 21);
+  append_tokens(context, 5);
+  expect_tokens(client, kA, 21);
 }
 
 // ---- leases -------------------------------------------------------------------------------------
@@ -294,12 +147,12 @@ TEST(Context, ClosingGivesTheLeaseBackAndTheContextStays) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 3);
+  append_tokens(context, 3);
   ASSERT_TRUE(context.close().has_value());
   EXPECT_EQ(daemon.received(Type::close), 1u);
   EXPECT_TRUE(context.append(TokenCount{1}).error().is(ErrorCode::lease_lost));
   EXPECT_TRUE(context.close().error().is(ErrorCode::lease_lost));
-  expect_tokens(client, 3);
+  expect_tokens(client, kA, 3);
   Client other = daemon.attach();
   EXPECT_TRUE(other.open(kA, Epoch{1}).has_value());
 }
@@ -316,9 +169,9 @@ TEST(Context, OpeningAgainIsTheSameLeaseAndTheLastGivesItBack) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   std::optional<Context> context = *client.open(kA, Epoch{1});
-  append_all_of(*context, 3);
+  append_tokens(*context, 3);
   context = *client.open(kA, Epoch{1});  // the new one is there before the old one goes
-  append_all_of(*context, 3);
+  append_tokens(*context, 3);
   EXPECT_EQ(daemon.received(Type::close), 0u);
   context.reset();
   daemon.wait_for(Type::close, 1);
@@ -362,7 +215,7 @@ TEST(Context, ReleaseEndsTheContextAndLeavesNothingToClose) {
   Client client = daemon.attach();
   {
     Context context = *client.open(kA, Epoch{1});
-    append_all_of(context, 3);
+    append_tokens(context, 3);
     ASSERT_TRUE(context.release().has_value());
     EXPECT_TRUE(context.append(TokenCount{1}).error().is(ErrorCode::lease_lost));
   }
@@ -381,16 +234,16 @@ TEST(Context, WhenTheDaemonDiesTheGrantGoesOnAndTheRestIsRefusedAtOnce) {
   Client client = daemon.attach();
   auto context = std::make_unique<Context>(*client.open(kA, Epoch{1}));
   ASSERT_TRUE(context->reserve(TokenCount{16}).has_value());
-  append_all_of(*context, 3);
+  append_tokens(*context, 3);
   daemon.die();
   while (client.is_connected()) std::this_thread::yield();
-  append_all_of(*context, 12);
+  append_tokens(*context, 12);
   EXPECT_EQ(context->length(), TokenCount{15});
   EXPECT_TRUE(context->append(TokenCount{2}).error().is(ErrorCode::daemon_unavailable));
   EXPECT_TRUE(context->truncate(TokenCount{0}).error().is(ErrorCode::daemon_unavailable));
   EXPECT_TRUE(context->release().error().is(ErrorCode::daemon_unavailable));
   EXPECT_TRUE(client.open(kA, Epoch{1}).error().is(ErrorCode::daemon_unavailable));
-  append_all_of(*context, 1);
+  append_tokens(*context, 1);
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(context->close().error().is(ErrorCode::daemon_unavailable));
   context.reset();
@@ -406,14 +259,14 @@ TEST(Context, AnAppendThatIsNotAnsweredEndsByTheDeadlineAndCanBeTriedAgain) {
   EXPECT_TRUE(context.append(TokenCount{1}).error().is(ErrorCode::deadline_exceeded));
   EXPECT_EQ(daemon.pins_held(), 0u);
   daemon.script(Type::append, {});
-  append_all_of(context, 1);
+  append_tokens(context, 1);
 }
 
 TEST(Context, HostilePositionsAreProtocolErrorsAndLeaveTheContextAsItWas) {
   FakeDaemon daemon;
   Client client = daemon.attach();
   Context context = *client.open(kA, Epoch{1});
-  append_all_of(context, 3);
+  append_tokens(context, 3);
   const auto answer_with = [&](auto change) {
     daemon.script(Type::append, [&, change](const FakeDaemon::Received& received) {
       Bytes frame = daemon.honest_answer(received);

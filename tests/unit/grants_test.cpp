@@ -245,15 +245,34 @@ TEST_F(Grants, DISABLED_GrantsOfADeadHolderAreFreeAgain) {
   EXPECT_EQ(account().used, before.used);
 }
 
-TEST_F(Grants, TheQueueIsBoundedAndFreeAgainWhenOrdersEnd) {
-  for (int i = 0; i < 4; ++i) wait_for(*worker, "s" + std::to_string(i), 16);
-  const auto before = account();
-  const auto answer = ask(*worker, "one more", 16);
-  ASSERT_TRUE(std::holds_alternative<Refusal>(answer));
-  EXPECT_TRUE(std::get<Refusal>(answer).is(ErrorCode::too_many_waiting));
-  EXPECT_TRUE(account() == before);
+TEST_F(Grants, HalfTheQueueIsOneOwnersAndItIsFreeAgainWhenOrdersEnd) {
+  for (int i = 0; i < 2; ++i) wait_for(*worker, "s" + std::to_string(i), 16);
+  for (int round = 0; round < 2; ++round) {
+    CoreClient& of = round == 0 ? *worker : *other;
+    const auto before = account();
+    const auto answer = ask(of, "one more", 16);
+    if (round == 0) {
+      ASSERT_TRUE(std::holds_alternative<Refusal>(answer));
+      EXPECT_TRUE(std::get<Refusal>(answer).is(ErrorCode::too_many_waiting));
+      EXPECT_TRUE(account() == before);
+    } else {
+      EXPECT_TRUE(std::holds_alternative<core::Waiting>(answer));
+    }
+  }
+  EXPECT_EQ(waiting(), 3u);
   runner->run_all();
   EXPECT_TRUE(worker->append("one more", 1, 16));
+}
+
+TEST_F(Grants, TheWholeQueueIsBounded) {
+  CoreClient third(*h, h->add_shard(small_recipe({0, 1}, "third"), 3));
+  for (CoreClient* of : {worker.get(), other.get()}) {
+    for (int i = 0; i < 2; ++i) wait_for(*of, "s" + std::to_string(i), 16);
+  }
+  EXPECT_TRUE(std::get<Refusal>(ask(third, "s", 16)).is(ErrorCode::too_many_waiting));
+  runner->run_one();
+  EXPECT_TRUE(std::holds_alternative<core::Waiting>(ask(third, "s", 16)));
+  runner->run_all();
 }
 
 TEST_F(Grants, SeveralWaitersGetEachItsOwnChunksInWhateverOrderTheyEnd) {
@@ -270,13 +289,24 @@ TEST_F(Grants, SeveralWaitersGetEachItsOwnChunksInWhateverOrderTheyEnd) {
   EXPECT_EQ(account().used, 9 * kChunk);
 }
 
-TEST_F(Grants, TwoAppendsOfOneContextBookNoMoreThanTheLongerOneUses) {
-  const auto shorter = wait_for(*worker, "a", 20);
+TEST_F(Grants, ASecondAppendOfAContextJoinsTheOrderOfTheFirst) {
   const auto longer = wait_for(*worker, "a", 60);
+  const auto shorter = wait_for(*worker, "a", 20);
+  EXPECT_EQ(waiting(), 1u);
   runner->run_all();
-  EXPECT_TRUE(runner->answer(shorter)->has_value());
   EXPECT_EQ(runner->answer(longer)->value().writable, TokenCount{64});
+  EXPECT_EQ(runner->answer(shorter)->value().writable, TokenCount{64});
   EXPECT_EQ(account().used, 4 * kChunk);
+}
+
+TEST_F(Grants, ALongerAppendOfAContextThatWaitsIsRefused) {
+  const auto first = wait_for(*worker, "a", 20);
+  const auto longer = ask(*worker, "a", 60);
+  ASSERT_TRUE(std::holds_alternative<Refusal>(longer));
+  EXPECT_TRUE(std::get<Refusal>(longer).is(ErrorCode::too_many_waiting));
+  runner->run_all();
+  EXPECT_TRUE(runner->answer(first)->has_value());
+  EXPECT_TRUE(worker->append("a", 1, 60));
 }
 
 TEST_F(Grants, WhatWaitingAppendsHaveBookedNobodyElseGets) {
@@ -370,8 +400,7 @@ class GrantsWithAShortQueue : public Grants {
   GrantsWithAShortQueue() : Grants(4, 1) {}
 };
 
-// Fails: the queue's bound is looked at after the victims have gone (grants.cpp, append).
-TEST_F(GrantsWithAShortQueue, DISABLED_NobodyIsEvictedForAnAppendThatMayNotWait) {
+TEST_F(GrantsWithAShortQueue, NobodyIsEvictedForAnAppendThatMayNotWait) {
   ASSERT_TRUE(worker->open("first", 1));
   ASSERT_TRUE(worker->open("second", 1));
   for (const char* name : {"b1", "b2", "b3", "b4"}) {
@@ -385,21 +414,28 @@ TEST_F(GrantsWithAShortQueue, DISABLED_NobodyIsEvictedForAnAppendThatMayNotWait)
   EXPECT_EQ(h->core->contexts().size(), contexts);
 }
 
-// Fails: the first order gives 8 KiB back to get 4, and the 4 KiB between them are granted to the
-// second. Then the first one fails before its punches, and both have memory.
-TEST_F(GrantsWithAShortQueue, DISABLED_AnOrderThatGivesMoreThanItTakesAndFailsKeepsTheBudget) {
-  limits.waiting_grants_max = 2;
-  begin();
-  CoreClient big(*h, h->add_shard(small_recipe({0, 5}, "8 KiB an extent"), 3));
-  ASSERT_TRUE(big.open("b", 1));
-  ASSERT_TRUE(big.grant("b", 1, 2 * 16));
-  ASSERT_TRUE(big.release("b", 1));
-  wait_for(*worker, "first", 16);
-  wait_for(*worker, "second", 16);
-  EXPECT_EQ(runner->waiting().front().punch.size(), 1u);
-  runner->run_one(Ending::failed_before_punching);
-  EXPECT_EQ(h->core->verify(), std::nullopt);
-  runner->run_all();  // and TearDown looks at what the kernel held
+// The first order gives 8 KiB back to get 4. The 4 KiB between them are nobody's until it has
+// ended: it may fail before its punches, and then they are back.
+TEST_F(GrantsWithAShortQueue, AnOrderThatGivesMoreThanItTakesAndFailsKeepsTheBudget) {
+  for (const Ending ending :
+       {Ending::failed_before_punching, Ending::failed_after_punching, Ending::success}) {
+    limits.waiting_grants_max = 4;
+    begin();
+    CoreClient big(*h, h->add_shard(small_recipe({0, 5}, "8 KiB an extent"), 3));
+    ASSERT_TRUE(big.open("b", 1));
+    ASSERT_TRUE(big.grant("b", 1, 2 * 16));
+    ASSERT_TRUE(big.release("b", 1));
+    wait_for(*worker, "first", 16);
+    wait_for(*worker, "second", 16);
+    EXPECT_EQ(runner->waiting().front().punch.size(), 1u);
+    EXPECT_EQ(h->core->verify(), std::nullopt);
+    runner->run_one(ending);
+    EXPECT_EQ(h->core->verify(), std::nullopt);
+    runner->run_all();
+    EXPECT_EQ(h->core->verify(), std::nullopt);
+    EXPECT_LE(runner->held_bytes_max(), limits.max_bytes);
+    EXPECT_EQ(account().provisioned, runner->held_bytes());
+  }
 }
 
 }  // namespace
