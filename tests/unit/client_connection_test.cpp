@@ -117,6 +117,23 @@ TEST(Connection, ALateReplyReachesItsHandler) {
   EXPECT_EQ(seen, 5u);
 }
 
+TEST(Connection, ALateReplyThatIsNoneReachesNoHandler) {
+  Line line;
+  std::atomic<bool> called{false};
+  const auto handler = [&](const Reply&) { called = true; };
+  for (const std::uint16_t count : {0, 2}) {
+    EXPECT_FALSE(line.connection->await(line.connection->submit(close_request(), handler), soon())
+                     .has_value());
+    FrameHeader request = line.receive();
+    request.count = count;
+    line.answer(request, 5);
+  }
+  auto next = line.connection->submit(close_request());
+  line.answer(line.receive(), 2);
+  EXPECT_EQ(slot_of(line.connection->await(std::move(next), late())), 2u);
+  EXPECT_FALSE(called);
+}
+
 TEST(Connection, AHangUpEndsEveryWaitAtOnceAndForGood) {
   Line line;
   std::vector<std::thread> waiting;
