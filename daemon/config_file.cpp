@@ -47,34 +47,23 @@ std::expected<std::string, Error> read_text(const std::string& path) {
 
 std::string_view type_name(const toml::node& value) {
   switch (value.type()) {
-    case toml::node_type::table:
-      return "a table";
-    case toml::node_type::array:
-      return "an array";
-    case toml::node_type::string:
-      return "a string";
-    case toml::node_type::integer:
-      return "an integer";
-    case toml::node_type::floating_point:
-      return "a number with a fraction";
-    case toml::node_type::boolean:
-      return "a boolean";
-    default:
-      return "a date or time";
+    case toml::node_type::table: return "a table";
+    case toml::node_type::array: return "an array";
+    case toml::node_type::string: return "a string";
+    case toml::node_type::integer: return "an integer";
+    case toml::node_type::floating_point: return "a number with a fraction";
+    case toml::node_type::boolean: return "a boolean";
+    default: return "a date or time";
   }
 }
 
 std::string_view wanted_type(ValueForm form) {
   switch (form) {
-    case ValueForm::text:
-      return "a string";
-    case ValueForm::count:
-      return "an integer";
+    case ValueForm::text: return "a string";
+    case ValueForm::count: return "an integer";
     case ValueForm::size:
-    case ValueForm::text_or_count:
-      return "a string or an integer";
-    case ValueForm::words:
-      return "an array of strings";
+    case ValueForm::text_or_count: return "a string or an integer";
+    case ValueForm::words: return "an array of strings";
   }
   return "?";
 }

@@ -52,13 +52,9 @@ int main(int argc, char** argv) {
   if (!parsed) return fail(parsed.error());
   switch (parsed->action) {
     case hotkv::Action::show_help:
-    case hotkv::Action::show_version:
-      std::fputs(parsed->text.c_str(), stdout);
-      return 0;
-    case hotkv::Action::check:
-      return 0;
-    case hotkv::Action::run:
-      return serve(parsed->config);
+    case hotkv::Action::show_version: std::fputs(parsed->text.c_str(), stdout); return 0;
+    case hotkv::Action::check: return 0;
+    case hotkv::Action::run: return serve(parsed->config);
   }
   return kExitOther;
 }

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define HOTKV_CHECK(condition, what)                                                        \
-  do {                                                                                      \
-    if (!(condition)) [[unlikely]] {                                                        \
-      std::fprintf(stderr, "hotkv: bug: %s (%s) at %s:%d\n", what, #condition, __FILE__,    \
-                   __LINE__);                                                               \
-      std::abort();                                                                         \
-    }                                                                                       \
+#define HOTKV_CHECK(condition, what)                                                     \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]] {                                                     \
+      std::fprintf(stderr, "hotkv: bug: %s (%s) at %s:%d\n", what, #condition, __FILE__, \
+                   __LINE__);                                                            \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)

@@ -51,8 +51,8 @@ std::uint64_t huge_extent_bytes(std::uint64_t stride) {
 }  // namespace
 
 std::uint32_t chunk_tokens_for(std::uint64_t bytes_per_token) {
-  const std::uint64_t fitting = bytes_per_token == 0 ? kChunkTokensMax
-                                                     : kChunkBytesTarget / bytes_per_token;
+  const std::uint64_t fitting =
+      bytes_per_token == 0 ? kChunkTokensMax : kChunkBytesTarget / bytes_per_token;
   const std::uint64_t stepped = fitting / kChunkTokensStep * kChunkTokensStep;
   return static_cast<std::uint32_t>(
       std::clamp<std::uint64_t>(stepped, kChunkTokensStep, kChunkTokensMax));
@@ -69,19 +69,18 @@ std::expected<Geometry, Error> Geometry::make(const Recipe& recipe,
   // A recipe's bounds keep bytes_per_token below 2^44; a chunk may still overflow by its tokens.
   if (!multiply(recipe.bytes_per_token(), g.chunk_tokens, g.chunk_bytes) ||
       g.chunk_bytes > kChunkBytesMax) {
-    return std::unexpected(
-        refuse("chunk_tokens", std::to_string(g.chunk_tokens) + " tokens of " +
-                                   std::to_string(recipe.bytes_per_token()) +
-                                   " bytes make a chunk of more than " +
-                                   std::to_string(kChunkBytesMax) + " bytes"));
+    return std::unexpected(refuse("chunk_tokens", std::to_string(g.chunk_tokens) + " tokens of " +
+                                                      std::to_string(recipe.bytes_per_token()) +
+                                                      " bytes make a chunk of more than " +
+                                                      std::to_string(kChunkBytesMax) + " bytes"));
   }
   g.chunk_stride_bytes = round_up(g.chunk_bytes, kPageBytes);
   g.extent_bytes =
       options.huge_pages ? huge_extent_bytes(g.chunk_stride_bytes) : g.chunk_stride_bytes;
   g.chunks_per_extent = static_cast<std::uint32_t>(g.extent_bytes / g.chunk_stride_bytes);
-  const std::uint64_t extents = std::min(std::min(options.arena_bytes, kArenaBytesMax) /
-                                             g.extent_bytes,
-                                         kChunksMax / g.chunks_per_extent);
+  const std::uint64_t extents =
+      std::min(std::min(options.arena_bytes, kArenaBytesMax) / g.extent_bytes,
+               kChunksMax / g.chunks_per_extent);
   if (extents == 0) {
     return std::unexpected(
         refuse("arena_bytes", "not one extent of " + std::to_string(g.extent_bytes) +

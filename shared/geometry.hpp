@@ -33,14 +33,14 @@ struct GeometryOptions {
 struct Geometry {
   std::uint32_t layer_count = 0;
   std::uint32_t chunk_tokens = 0;
-  std::uint64_t key_row_bytes = 0;    // K of one token in one layer
-  std::uint64_t value_row_bytes = 0;  // V of one token in one layer; may be 0
-  std::uint64_t chunk_bytes = 0;      // used bytes of a chunk
+  std::uint64_t key_row_bytes = 0;       // K of one token in one layer
+  std::uint64_t value_row_bytes = 0;     // V of one token in one layer; may be 0
+  std::uint64_t chunk_bytes = 0;         // used bytes of a chunk
   std::uint64_t chunk_stride_bytes = 0;  // chunk_bytes rounded up to kPageBytes
-  std::uint64_t extent_bytes = 0;     // the unit of provisioning and of the budget
+  std::uint64_t extent_bytes = 0;        // the unit of provisioning and of the budget
   std::uint32_t chunks_per_extent = 0;
   std::uint32_t extent_count = 0;
-  std::uint32_t chunk_count = 0;      // extent_count * chunks_per_extent
+  std::uint32_t chunk_count = 0;  // extent_count * chunks_per_extent
 
   // Errors: invalid_argument naming the field, when a size overflows or not one chunk fits.
   [[nodiscard]] static std::expected<Geometry, Error> make(const Recipe& recipe,

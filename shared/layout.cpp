@@ -52,9 +52,9 @@ std::expected<Recipe, Error> decode_recipe(const RecipeRecord& untrusted_record,
 }
 
 GeometryRecord encode_geometry(const Geometry& g) {
-  return {g.layer_count, g.chunk_tokens,       g.key_row_bytes, g.value_row_bytes,
-          g.chunk_bytes, g.chunk_stride_bytes, g.extent_bytes,  g.chunks_per_extent,
-          g.extent_count};
+  return {g.layer_count,     g.chunk_tokens,      g.key_row_bytes,
+          g.value_row_bytes, g.chunk_bytes,       g.chunk_stride_bytes,
+          g.extent_bytes,    g.chunks_per_extent, g.extent_count};
 }
 
 Geometry decode_geometry(const GeometryRecord& record) {
@@ -89,8 +89,7 @@ FileLayout FileLayout::of(const Capacities& capacities, const Geometry& geometry
   layout.page_records = place(capacities.page_count, sizeof(PageRecord));
   layout.tables_bytes = end;
 
-  layout.chunks =
-      ByteOffset{round_up(capacities.slot_count * sizeof(LengthLine), kHugePageBytes)};
+  layout.chunks = ByteOffset{round_up(capacities.slot_count * sizeof(LengthLine), kHugePageBytes)};
   layout.arena_bytes =
       layout.chunks.value() + std::uint64_t{geometry.extent_count} * geometry.extent_bytes;
 
@@ -151,8 +150,7 @@ std::expected<void, Error> check_header(const TablesHeader& header) {
       g.extent_bytes >= g.chunk_stride_bytes && g.extent_bytes % kPageBytes == 0 &&
       g.chunks_per_extent == g.extent_bytes / g.chunk_stride_bytes && g.extent_count >= 1 &&
       !__builtin_mul_overflow(g.extent_bytes, std::uint64_t{g.extent_count}, &extents) &&
-      extents <= kBytesMax &&
-      std::uint64_t{g.extent_count} * g.chunks_per_extent == c.chunk_count;
+      extents <= kBytesMax && std::uint64_t{g.extent_count} * g.chunks_per_extent == c.chunk_count;
   if (!sane) return std::unexpected(damaged("geometry", "sizes contradict each other"));
   const FileLayout layout = FileLayout::of(c, decode_geometry(g));
   if (layout.tables_bytes != header.tables_bytes || layout.arena_bytes != header.arena_bytes ||

@@ -48,16 +48,16 @@ inline constexpr std::uint32_t kGenerationMax = 0xffff'fff0;
 
 // One context. Every word: daemon writes, clients read; see words.hpp for the order of access.
 struct alignas(64) SlotRecord {
-  AtomicWord head;                       // HeadWord; 0 = generation 0, free
-  AtomicWord epoch;                      // valid while the head is not free
-  std::atomic<std::uint32_t> id_bytes;   // 1 to 128 while the head is not free
-  std::atomic<std::uint32_t> state;      // SlotState or kRetiringBase + MissReason
-  std::atomic<std::uint32_t> holder;     // page of the lease's holder + 1; 0 = nobody
+  AtomicWord head;                      // HeadWord; 0 = generation 0, free
+  AtomicWord epoch;                     // valid while the head is not free
+  std::atomic<std::uint32_t> id_bytes;  // 1 to 128 while the head is not free
+  std::atomic<std::uint32_t> state;     // SlotState or kRetiringBase + MissReason
+  std::atomic<std::uint32_t> holder;    // page of the lease's holder + 1; 0 = nobody
   std::uint32_t reserved0;
-  AtomicWord opened_ms;                  // CLOCK_MONOTONIC
-  AtomicWord used_ms;                    // CLOCK_MONOTONIC, last use the daemon itself saw
+  AtomicWord opened_ms;  // CLOCK_MONOTONIC
+  AtomicWord used_ms;    // CLOCK_MONOTONIC, last use the daemon itself saw
   std::uint64_t reserved1[2];
-  AtomicWord id[SessionId::kWords];      // zero-padded
+  AtomicWord id[SessionId::kWords];  // zero-padded
 };
 static_assert(sizeof(SlotRecord) == 192 && alignof(SlotRecord) == 64);
 static_assert(offsetof(SlotRecord, id) == 64);
@@ -77,7 +77,7 @@ inline constexpr std::uint32_t kIndexProbesMax = 128;
 
 // One remembered session: its highest epoch and the fate of its last context. Daemon only.
 struct alignas(64) LedgerRecord {
-  std::atomic<std::uint32_t> state;        // 0 = empty, 1 = valid; stored last
+  std::atomic<std::uint32_t> state;  // 0 = empty, 1 = valid; stored last
   std::atomic<std::uint32_t> id_bytes;
   AtomicWord epoch;                        // highest seen; only rises while valid
   std::atomic<std::uint32_t> fate;         // MissReason; 0 = a live context or one never completed
@@ -92,8 +92,8 @@ static_assert(sizeof(LedgerRecord) == 192 && offsetof(LedgerRecord, id) == 64);
 
 // An old head that still owns its chain. `slot` is stored last and cleared first.
 struct KeptHeadRecord {
-  AtomicWord head;                   // HeadWord of the ended generation
-  std::atomic<std::uint32_t> slot;   // slot + 1; 0 = unused record
+  AtomicWord head;                  // HeadWord of the ended generation
+  std::atomic<std::uint32_t> slot;  // slot + 1; 0 = unused record
   std::uint32_t reserved;
 };
 static_assert(sizeof(KeptHeadRecord) == 16);
@@ -170,11 +170,11 @@ struct TablesHeader {
   std::uint64_t boot_token;          // random, never 0; one per life of this memory
   std::atomic<std::uint32_t> state;  // ShardState
   std::uint32_t owner_uid;
-  std::uint64_t hash_key[2];         // random; keys the index's hash
+  std::uint64_t hash_key[2];  // random; keys the index's hash
   RecipeRecord recipe;
   Capacities capacities;
   GeometryRecord geometry;
-  std::uint64_t tables_bytes;        // sizes of the three files
+  std::uint64_t tables_bytes;  // sizes of the three files
   std::uint64_t arena_bytes;
   std::uint64_t pages_bytes;
 };
@@ -195,13 +195,13 @@ static_assert(sizeof(LengthLine) == 64);
 // Pin words of one client: views and writers it can hold at once, over all its threads.
 inline constexpr std::uint32_t kPinsPerPage = 1016;
 
-// One client's page. The client writes, the daemon reads and range-checks; the daemon zeroes it when
-// the client is gone.
+// One client's page. The client writes, the daemon reads and range-checks; the daemon zeroes it
+// when the client is gone.
 struct alignas(kPageBytes) ClientPage {
   std::atomic<std::uint32_t> high_water;  // pin words in use lie below it; only rises
   std::uint32_t reserved0;
   std::uint64_t reserved1[7];
-  AtomicWord pins[kPinsPerPage];          // PinWord; 0 = no claim
+  AtomicWord pins[kPinsPerPage];  // PinWord; 0 = no claim
 };
 static_assert(sizeof(ClientPage) == 2 * kPageBytes && offsetof(ClientPage, pins) == 64);
 
@@ -213,9 +213,22 @@ static_assert(TouchWord::is_always_lock_free && sizeof(TouchWord) == 4);
 // Changes when any size above changes, even if somebody forgets the version.
 inline constexpr std::uint64_t kLayoutFingerprint =
     ((((((((((sizeof(SlotRecord) * 1021 + sizeof(LedgerRecord)) * 1021 + sizeof(KeptHeadRecord)) *
-               1021 + sizeof(PageRecord)) * 1021 + sizeof(RecipeRecord)) * 1021 +
-            sizeof(Capacities)) * 1021 + sizeof(GeometryRecord)) * 1021 + sizeof(TablesHeader)) *
-         1021 + sizeof(LengthLine)) * 1021 + sizeof(ClientPage)) * 1021 + kPinsPerPage);
+                1021 +
+            sizeof(PageRecord)) *
+               1021 +
+           sizeof(RecipeRecord)) *
+              1021 +
+          sizeof(Capacities)) *
+             1021 +
+         sizeof(GeometryRecord)) *
+            1021 +
+        sizeof(TablesHeader)) *
+           1021 +
+       sizeof(LengthLine)) *
+          1021 +
+      sizeof(ClientPage)) *
+         1021 +
+     kPinsPerPage);
 
 // Offsets and sizes of the parts of the three files, computed by one function for both sides.
 struct FileLayout {

@@ -2,10 +2,10 @@
 // The control protocol: what clients and daemon say over the SOCK_SEQPACKET socket.
 //
 // A request is one frame: FrameHeader, then `count` operations of one type. The reply has the same
-// type and request id: FrameHeader, then (status ok) one result per operation, then text that results
-// point into. A frame-level failure carries no results, only its text. ATTACH's reply brings three
-// descriptors, in the order tables, arena, pages. Replies can overtake one another: an APPEND that
-// waits for memory answers late.
+// type and request id: FrameHeader, then (status ok) one result per operation, then text that
+// results point into. A frame-level failure carries no results, only its text. ATTACH's reply
+// brings three descriptors, in the order tables, arena, pages. Replies can overtake one another: an
+// APPEND that waits for memory answers late.
 //
 //   client                      daemon
 //   HELLO  version range   ->   HELLO  version chosen
@@ -66,9 +66,9 @@ static_assert(sizeof(HelloRequest) == 8 && sizeof(HelloReply) == 8);
 
 struct AttachRequest {
   RecipeRecord recipe;
-  std::uint32_t access;          // Access
-  std::uint32_t page;            // of an earlier attachment + 1, to come back to it; 0 = a new page
-  std::uint64_t cookie;          // of that page
+  std::uint32_t access;  // Access
+  std::uint32_t page;    // of an earlier attachment + 1, to come back to it; 0 = a new page
+  std::uint64_t cookie;  // of that page
 };
 static_assert(sizeof(AttachRequest) == 232 &&
               std::has_unique_object_representations_v<AttachRequest>);
@@ -76,9 +76,9 @@ static_assert(sizeof(AttachRequest) == 232 &&
 struct AttachReply {
   std::uint64_t boot_token;
   std::uint64_t cookie;
-  std::uint32_t page;            // PageIndex
+  std::uint32_t page;  // PageIndex
   std::uint32_t reserved;
-  std::uint64_t tables_bytes;    // also in the header; the client compares both with the files
+  std::uint64_t tables_bytes;  // also in the header; the client compares both with the files
   std::uint64_t arena_bytes;
   std::uint64_t pages_bytes;
 };
@@ -144,8 +144,8 @@ inline constexpr std::uint32_t kKnownLength = 2;
 inline constexpr std::uint32_t kKnownAge = 4;
 
 struct OperationResult {
-  std::uint32_t outcome;          // Outcome
-  std::uint32_t code;             // MissReason or ErrorCode
+  std::uint32_t outcome;  // Outcome
+  std::uint32_t code;     // MissReason or ErrorCode
   // done: where the context stands
   std::uint32_t slot;
   std::uint32_t generation;
@@ -153,7 +153,7 @@ struct OperationResult {
   std::uint32_t length_tokens;    // published; done and miss
   std::uint32_t writable_tokens;  // tokens [length, writable) may be written in this generation
   // miss: what is known
-  std::uint32_t known;            // kKnown… bits
+  std::uint32_t known;  // kKnown… bits
   std::uint64_t known_epoch;
   std::uint64_t age_ms;
   // error: its cause in words, within the frame's text

@@ -33,23 +33,16 @@ Error connect_error(std::string path, int os_errno) {
   switch (os_errno) {
     case ENOENT:
     case ENOTDIR:
-    case ECONNREFUSED:
-      error.code = ErrorCode::daemon_unavailable;
-      break;
+    case ECONNREFUSED: error.code = ErrorCode::daemon_unavailable; break;
     case EACCES:
-    case EPERM:
-      error.code = ErrorCode::access_denied;
-      break;
+    case EPERM: error.code = ErrorCode::access_denied; break;
     case EAGAIN:
       error.code = ErrorCode::deadline_exceeded;
       error.cause = "the daemon's queue of connections stayed full";
       error.os_errno = 0;
       break;
-    case EPROTOTYPE:
-      error.cause = "not a SOCK_SEQPACKET socket";
-      break;
-    default:
-      break;
+    case EPROTOTYPE: error.cause = "not a SOCK_SEQPACKET socket"; break;
+    default: break;
   }
   return error;
 }

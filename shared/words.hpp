@@ -15,8 +15,9 @@
 //
 //   In the single order of seq_cst operations either P1 comes before D2, then the daemon sees the
 //   pin and keeps the old head's chunks; or D2 comes before P1, then D1 comes before P2 and the
-//   client sees that generation g is over and unpins without having looked at a byte. The high-water
-//   mark of a page is raised (seq_cst) before P1, so D2's bound covers the pin by the same argument.
+//   client sees that generation g is over and unpins without having looked at a byte. The
+//   high-water mark of a page is raised (seq_cst) before P1, so D2's bound covers the pin by the
+//   same argument.
 //
 // PUBLISH AGAINST END OF A GENERATION (both are read-modify-writes of one word, so one is first):
 //
@@ -73,8 +74,12 @@ namespace word_detail {
 constexpr std::uint64_t join(std::uint32_t high, std::uint32_t low) {
   return std::uint64_t{high} << 32 | low;
 }
-constexpr std::uint32_t high(std::uint64_t bits) { return static_cast<std::uint32_t>(bits >> 32); }
-constexpr std::uint32_t low(std::uint64_t bits) { return static_cast<std::uint32_t>(bits); }
+constexpr std::uint32_t high(std::uint64_t bits) {
+  return static_cast<std::uint32_t>(bits >> 32);
+}
+constexpr std::uint32_t low(std::uint64_t bits) {
+  return static_cast<std::uint32_t>(bits);
+}
 }  // namespace word_detail
 
 // Head of a slot. Zero: generation 0, free.
@@ -120,7 +125,8 @@ struct PinWord {
 };
 
 // A chunk's place in its chain: the chunk before it and its ordinal (first token / chunk_tokens).
-// Written before the chunk is linked, untouched until nobody owns it. Bits: {previous + 1 | 0, ordinal}.
+// Written before the chunk is linked, untouched until nobody owns it. Bits: {previous + 1 | 0,
+// ordinal}.
 struct ChunkWord {
   std::optional<ChunkIndex> previous;
   std::uint32_t ordinal = 0;
@@ -168,7 +174,9 @@ inline void move_pin(AtomicWord& word, PinWord pin) {
   word.exchange(pin.bits(), std::memory_order_seq_cst);
 }
 
-inline void unpin(AtomicWord& word) { word.store(0, std::memory_order_release); }
+inline void unpin(AtomicWord& word) {
+  word.store(0, std::memory_order_release);
+}
 
 // What a pinned generation shows.
 struct Snapshot {
@@ -195,7 +203,8 @@ struct Snapshot {
 
 // Makes tokens [from, to) of `generation` visible. False if the generation is over or the length
 // is not `from`; then nothing was published. The release orders every plain store of K and V before
-// it; streaming stores need a store fence (sfence) before this call, for they are not ordered by it.
+// it; streaming stores need a store fence (sfence) before this call, for they are not ordered by
+// it.
 [[nodiscard]] inline bool publish(AtomicWord& length, Generation generation, TokenCount from,
                                   TokenCount to) {
   std::uint64_t expected = LengthWord{generation, from}.bits();

@@ -1,5 +1,5 @@
-// A worker that does what it is told on standard input, one command a line, and answers in one line.
-// The demo drives two of them; "kill -9" one and see what the other still reads.
+// A worker that does what it is told on standard input, one command a line, and answers in one
+// line. The demo drives two of them; "kill -9" one and see what the other still reads.
 //
 //   open SESSION EPOCH | append N | truncate N | read SESSION EPOCH N | handover | quit
 
@@ -16,7 +16,8 @@
 
 namespace {
 
-// Stands for a forward pass: the row of a token depends on the session's name, its position and layer.
+// Stands for a forward pass: the row of a token depends on the session's name, its position and
+// layer.
 std::vector<std::byte> row_of(const std::string& session, std::uint32_t position,
                               std::uint32_t layer, bool is_key, std::size_t size_bytes) {
   std::vector<std::byte> row(size_bytes);
@@ -57,8 +58,7 @@ class Worker {
     }
     const auto length = writer->publish();
     if (!length) return "refused: " + length.error().message();
-    return "appended " + std::to_string(tokens) + " tokens, now " +
-           std::to_string(length->value());
+    return "appended " + std::to_string(tokens) + " tokens, now " + std::to_string(length->value());
   }
 
   std::string truncate(std::uint32_t to) {
@@ -92,8 +92,8 @@ class Worker {
   }
   std::size_t wrong_rows(const hotkv::View& view, const std::string& session, std::uint32_t layer,
                          bool is_key) const {
-    const std::size_t size = is_key ? client_.recipe().key_row_bytes()
-                                    : client_.recipe().value_row_bytes();
+    const std::size_t size =
+        is_key ? client_.recipe().key_row_bytes() : client_.recipe().value_row_bytes();
     std::vector<std::byte> rows(view.length().value() * size);
     is_key ? view.gather_keys(layer, rows) : view.gather_values(layer, rows);
     std::size_t wrong = 0;
@@ -132,8 +132,8 @@ int main(int argc, char** argv) {
   hotkv::ClientOptions options;
   if (argc > 1) options.socket_path = argv[1];
   // Layers 0 to 7 of a small model: 8 KV heads of 64 half-precision elements, 16 KiB a token.
-  auto recipe = hotkv::Recipe::make(
-      {"LlamaForCausalLM", "demo-model", hotkv::DType::f16, 8, 64, 64, {0, 7}});
+  auto recipe =
+      hotkv::Recipe::make({"LlamaForCausalLM", "demo-model", hotkv::DType::f16, 8, 64, 64, {0, 7}});
   auto client = hotkv::Client::attach(options, recipe.value());
   if (!client) {
     std::cerr << client.error().message() << '\n';

@@ -29,12 +29,9 @@ constexpr int kRoundsMax = 4;
 
 bool length_matches(TokenCount published, TokenCount expected, LengthMatch match) {
   switch (match) {
-    case LengthMatch::exact:
-      return published == expected;
-    case LengthMatch::at_least:
-      return published >= expected;
-    case LengthMatch::any:
-      return true;
+    case LengthMatch::exact: return published == expected;
+    case LengthMatch::at_least: return published >= expected;
+    case LengthMatch::any: return true;
   }
   return false;
 }

@@ -43,7 +43,9 @@ ChunkWord ChunkPool::word(ChunkIndex chunk) const {
   return ChunkWord::from_bits(tables_.chunk_word(chunk).load(std::memory_order_relaxed));
 }
 
-void ChunkPool::ref(ChunkIndex chunk) { ++owners_[chunk.value()]; }
+void ChunkPool::ref(ChunkIndex chunk) {
+  ++owners_[chunk.value()];
+}
 
 void ChunkPool::unref(ChunkIndex chunk) {
   std::optional<ChunkIndex> owned = chunk;
@@ -67,10 +69,9 @@ Tip ChunkPool::ancestor(Tip tip, TokenCount length) const {
 
 TokenCount ChunkPool::capacity(Tip tip) const {
   if (!tip.is_chunk()) return TokenCount{0};
-  const std::uint64_t tokens = (std::uint64_t{word(tip.chunk()).ordinal} + 1) *
-                               tables_.geometry().chunk_tokens;
-  return TokenCount{static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(tokens, kContextTokensMax))};
+  const std::uint64_t tokens =
+      (std::uint64_t{word(tip.chunk()).ordinal} + 1) * tables_.geometry().chunk_tokens;
+  return TokenCount{static_cast<std::uint32_t>(std::min<std::uint64_t>(tokens, kContextTokensMax))};
 }
 
 std::vector<ChunkIndex> ChunkPool::exclusive_run(Tip tip) const {
@@ -92,7 +93,8 @@ std::uint32_t ChunkPool::absent_count() const {
 
 void ChunkPool::grow_to(ExtentIndex extent) {
   const std::size_t count = std::size_t{extent.value()} + 1;
-  for (std::size_t i = states_.size(); i < count; ++i) absent_.insert(static_cast<std::uint32_t>(i));
+  for (std::size_t i = states_.size(); i < count; ++i)
+    absent_.insert(static_cast<std::uint32_t>(i));
   if (states_.size() >= count) return;
   states_.resize(count, ExtentState::absent);
   used_.resize(count, 0);

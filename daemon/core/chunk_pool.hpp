@@ -23,7 +23,9 @@ class ChunkPool {
   ChunkPool(const ShardTables& tables, StoreGate& gate) : tables_(tables), gate_(gate) {}
 
   // ---- chunks with memory
-  [[nodiscard]] std::uint32_t free_count() const { return static_cast<std::uint32_t>(free_.size()); }
+  [[nodiscard]] std::uint32_t free_count() const {
+    return static_cast<std::uint32_t>(free_.size());
+  }
   [[nodiscard]] bool is_free(ChunkIndex chunk) const { return free_.contains(chunk.value()); }
   // A free chunk, lowest first; it has no owner yet and is nobody else's. Only if free_count() > 0.
   [[nodiscard]] ChunkIndex take();
@@ -90,9 +92,9 @@ class ChunkPool {
   std::vector<std::uint32_t> owners_;
   std::vector<std::uint32_t> used_;
   std::vector<ExtentState> states_;
-  std::set<std::uint32_t> free_;     // chunks
-  std::set<std::uint32_t> idle_;     // extents
-  std::set<std::uint32_t> absent_;   // extents below states_.size()
+  std::set<std::uint32_t> free_;    // chunks
+  std::set<std::uint32_t> idle_;    // extents
+  std::set<std::uint32_t> absent_;  // extents below states_.size()
   std::uint32_t present_count_ = 0;
   std::uint32_t arriving_count_ = 0;
   std::uint32_t leaving_count_ = 0;

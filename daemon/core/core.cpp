@@ -23,9 +23,9 @@ std::expected<Core::PageGrant, Error> Core::attach(ShardId shard_id, Access acce
     page = shard.pages.take(access, pid, cookie);
   }
   if (!page) {
-    return std::unexpected(Error{ErrorCode::too_many_clients, "attach", impl_->describe(shard),
-                                 "all " + std::to_string(shard.pages.taken_count()) +
-                                     " pages are taken"});
+    return std::unexpected(
+        Error{ErrorCode::too_many_clients, "attach", impl_->describe(shard),
+              "all " + std::to_string(shard.pages.taken_count()) + " pages are taken"});
   }
   return PageGrant{{shard_id, *page}, cookie};
 }
@@ -41,7 +41,9 @@ Access Core::access_of(ClientId client) const {
   return impl_->shards.at(client.shard).pages.access(client.page);
 }
 
-std::vector<ClientId> Core::take_gone_clients() { return std::exchange(impl_->gone, {}); }
+std::vector<ClientId> Core::take_gone_clients() {
+  return std::exchange(impl_->gone, {});
+}
 
 // ---- operations ---------------------------------------------------------------------------------
 
@@ -83,7 +85,8 @@ Outcome<Position> Core::truncate(ClientId client, const SessionId& session, Epoc
   if (!slot) return std::unexpected(slot.error());
   const TokenCount length = shard.published(*slot);
   shard.note_use(*slot, impl_->now_ms());
-  // Told again after its answer was lost: done. The generation that stands is in the answer.
+  // Nothing to roll back; also what a repeated TRUNCATE finds after its lost answer, once a
+  // repeated OPEN has told the generation that stands.
   if (length == to) return shard.position(*slot);
   if (length != from || to > from) {
     const bool wrong_from = length != from;
@@ -105,8 +108,9 @@ Outcome<void> Core::close(ClientId client, const SessionId& session, Epoch epoch
   const auto slot = impl_->held_slot("close", shard, client.page, session, epoch, generation);
   if (!slot) return std::unexpected(slot.error());
   if (!shard.has_generations_left(*slot)) return impl_->refuse_exhausted("close", shard, *slot);
-  // A writer of this client may still be under way on another thread: the next holder must not share
-  // its chunks, so the generation ends with the lease. Grants that were not used are freed by it.
+  // A writer of this client may still be under way on another thread: the next holder must not
+  // share its chunks, so the generation ends with the lease. Grants that were not used are freed by
+  // it.
   shard.cut_off_writers(*slot);
   shard.set_holder(*slot, std::nullopt);
   return {};
@@ -167,16 +171,22 @@ void Core::tick() {
   }
 }
 
-std::vector<MemoryOrder> Core::take_memory_orders() { return impl_->grants.take_orders(); }
+std::vector<MemoryOrder> Core::take_memory_orders() {
+  return impl_->grants.take_orders();
+}
 
 void Core::memory_order_done(std::uint64_t order_id, std::expected<void, Error> result,
                              bool punched) {
   impl_->grants.order_done(order_id, result, punched);
 }
 
-std::vector<FinishedGrant> Core::take_finished_grants() { return impl_->grants.take_finished(); }
+std::vector<FinishedGrant> Core::take_finished_grants() {
+  return impl_->grants.take_finished();
+}
 
-void Core::set_store_probe(StoreProbe probe) { impl_->gate.set_probe(std::move(probe)); }
+void Core::set_store_probe(StoreProbe probe) {
+  impl_->gate.set_probe(std::move(probe));
+}
 
 // ---- Impl ---------------------------------------------------------------------------------------
 
@@ -228,10 +238,10 @@ Outcome<SlotIndex> Core::Impl::held_slot(const char* operation, Shard& shard, Pa
     return refuse(shard, lease_lost(operation, session, "another worker holds it, or nobody"));
   }
   if (shard.head(*slot).generation != generation) {
-    return refuse(shard, lease_lost(operation, session,
-                                    "generation " + std::to_string(generation.value()) +
-                                        " is over, it is " +
-                                        std::to_string(shard.head(*slot).generation.value())));
+    return refuse(
+        shard, lease_lost(operation, session,
+                          "generation " + std::to_string(generation.value()) + " is over, it is " +
+                              std::to_string(shard.head(*slot).generation.value())));
   }
   return *slot;
 }
@@ -306,9 +316,9 @@ std::optional<Error> Core::Impl::make_slot_room(Shard& shard, const SessionId& s
       reaped = true;
     } else {
       ++shard.counters.evictions_in_vain;
-      return Error{ErrorCode::too_many_sessions, "open", session_name(session),
-                   "all " + std::to_string(cap) + " contexts of " + describe(shard) +
-                       " are pinned"};
+      return Error{
+          ErrorCode::too_many_sessions, "open", session_name(session),
+          "all " + std::to_string(cap) + " contexts of " + describe(shard) + " are pinned"};
     }
   }
   return std::nullopt;

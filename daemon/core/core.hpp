@@ -1,8 +1,8 @@
 #pragma once
 // The core: all shards, their contexts and the budget, as one object with no surroundings.
 //
-// It knows no socket, system call, log or clock but the injected one: memory comes as spans, time as
-// a function, liveness as an interface, and what has to be done to memory leaves as orders that
+// It knows no socket, system call, log or clock but the injected one: memory comes as spans, time
+// as a function, liveness as an interface, and what has to be done to memory leaves as orders that
 // somebody else carries out. One thread owns it; every method runs to its end and none blocks.
 //
 // How one control message is handled: any number of operations, then end_message(shard) once.
@@ -98,8 +98,8 @@ struct FinishedGrant {
   Outcome<Position> outcome;
 };
 
-// Memory to give back to the kernel and to fetch from it, in this order. While an order is under way
-// its extents are "in transit": they count as provisioned, and nobody uses them.
+// Memory to give back to the kernel and to fetch from it, in this order. While an order is under
+// way its extents are "in transit": they count as provisioned, and nobody uses them.
 struct ExtentRange {
   ShardId shard;
   ByteOffset arena_offset;  // in the arena file
@@ -118,12 +118,12 @@ struct Counters {
   std::uint64_t releases = 0;
   std::uint64_t tail_copies = 0;
   std::uint64_t takeovers = 0;
-  std::uint64_t refusals = 0;             // operations answered with an error
-  std::uint64_t ended[10] = {};           // contexts ended, by MissReason
-  std::uint64_t misses[10] = {};          // misses explained, by MissReason
-  std::uint64_t hits_explained = 0;       // EXPLAINs that found the context there
-  std::uint64_t forgotten_early = 0;      // tombstones dropped before tombstone_ttl
-  std::uint64_t evictions_in_vain = 0;    // searches for victims that found too little
+  std::uint64_t refusals = 0;           // operations answered with an error
+  std::uint64_t ended[10] = {};         // contexts ended, by MissReason
+  std::uint64_t misses[10] = {};        // misses explained, by MissReason
+  std::uint64_t hits_explained = 0;     // EXPLAINs that found the context there
+  std::uint64_t forgotten_early = 0;    // tombstones dropped before tombstone_ttl
+  std::uint64_t evictions_in_vain = 0;  // searches for victims that found too little
 };
 
 // Bytes of provisioned extents: used + kept + free + in_transit = provisioned, always.
@@ -165,7 +165,7 @@ struct ShardInfo {
 
 struct Status {
   Limits limits;
-  Account account;                   // over all shards
+  Account account;  // over all shards
   std::uint32_t waiting_grants = 0;
   std::vector<ShardInfo> shards;
 };
@@ -192,18 +192,18 @@ class Core {
   // ---- shards -----------------------------------------------------------------------------------
 
   [[nodiscard]] std::optional<ShardId> find_shard(const ShardKey& key) const;
-  // Errors: too_many_shards (the daemon's bound or the owner's), invalid_argument (geometry: a chunk
-  // that is too large, or not one fits).
-  // May drop shards that hold no context and no client: their ids leave by take_dropped_shards().
+  // Errors: too_many_shards (the daemon's bound or the owner's), invalid_argument (geometry: a
+  // chunk that is too large, or not one fits). May drop shards that hold no context and no client:
+  // their ids leave by take_dropped_shards().
   [[nodiscard]] std::expected<ShardPlan, Error> plan_shard(std::uint32_t owner_uid,
                                                            const Recipe& recipe);
   // Formats zeroed memory of the plan's sizes. The memory outlives the shard.
   ShardId add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy);
   // Takes over memory that an earlier core left at any instruction: rebuilds what was private,
-  // finishes what was half done, drops a context that makes no sense (lost_in_restart). Clients keep
-  // their pins and leases until tick() finds out who is gone.
-  // `provisioned` says which extents have memory. Errors: shard_damaged, unsupported_version,
-  // uncertified_architecture; then the memory is unchanged.
+  // finishes what was half done, drops a context that makes no sense (lost_in_restart). Clients
+  // keep their pins and leases until tick() finds out who is gone. `provisioned` says which extents
+  // have memory. Errors: shard_damaged, unsupported_version, uncertified_architecture; then the
+  // memory is unchanged.
   [[nodiscard]] std::expected<ShardId, Error> adopt_shard(
       ShardMemory memory, std::span<const std::string> certified_architectures,
       const std::function<bool(ExtentIndex)>& provisioned);
@@ -224,8 +224,8 @@ class Core {
   // The connection ended; the client may live on. Its waiting grants are dropped; pins and leases
   // stay until its mapping is gone, which is asked here at once and on later occasions again. Once.
   void disconnected(ClientId client);
-  // Clients whose mapping turned out to be gone while their connection stands (an exec, with a forked
-  // child that holds the socket): the connection is to be ended, then disconnected() called.
+  // Clients whose mapping turned out to be gone while their connection stands (an exec, with a
+  // forked child that holds the socket): the connection is to be ended, then disconnected() called.
   [[nodiscard]] std::vector<ClientId> take_gone_clients();
   [[nodiscard]] Access access_of(ClientId client) const;
 
@@ -262,7 +262,8 @@ class Core {
   void memory_order_done(std::uint64_t order_id, std::expected<void, Error> result, bool punched);
   [[nodiscard]] std::vector<FinishedGrant> take_finished_grants();
 
-  // ---- looking (changes nothing: neither recency nor any counter) --------------------------------
+  // ---- looking (changes nothing: neither recency nor any counter)
+  // --------------------------------
 
   [[nodiscard]] Status status() const;
   [[nodiscard]] std::vector<ContextInfo> contexts() const;

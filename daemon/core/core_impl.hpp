@@ -1,6 +1,6 @@
 #pragma once
-// The inside of the core, shared by core.cpp (operations), core_shards.cpp (making and adopting) and
-// core_look.cpp (looking).
+// The inside of the core, shared by core.cpp (operations), core_shards.cpp (making and adopting)
+// and core_look.cpp (looking).
 
 #include <functional>
 #include <optional>

@@ -15,8 +15,7 @@ void add(Account& sum, const Account& one) {
 
 }  // namespace
 
-ContextInfo Core::Impl::context_info(const Shard& shard, SlotIndex slot,
-                                     const PinSet& pins) const {
+ContextInfo Core::Impl::context_info(const Shard& shard, SlotIndex slot, const PinSet& pins) const {
   const Position at = shard.position(slot);
   const std::uint64_t now = now_ms();
   const auto holder = shard.holder(slot);
@@ -79,8 +78,7 @@ std::vector<Explanation> Core::why(const SessionId& session) const {
     if (const auto slot = shard->sessions.find(session)) {
       explanation.context = impl_->context_info(*shard, *slot, shard->pages.scan_pins());
     } else {
-      explanation.last =
-          shard->absence(session, entry->epoch, std::nullopt, impl_->now_ms());
+      explanation.last = shard->absence(session, entry->epoch, std::nullopt, impl_->now_ms());
     }
     explanations.push_back(std::move(explanation));
   }

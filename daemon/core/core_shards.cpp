@@ -49,26 +49,26 @@ std::expected<ShardPlan, Error> Core::plan_shard(std::uint32_t owner_uid, const 
                                      std::to_string(owned()) + " shards, the most for one owner"});
   }
   if (map.size() >= limits.max_shards && !impl_->drop_empty_shard(std::nullopt)) {
-    return std::unexpected(Error{ErrorCode::too_many_shards, "attach", object,
-                                 "there are " + std::to_string(map.size()) +
-                                     " shards, the most for this daemon"});
+    return std::unexpected(
+        Error{ErrorCode::too_many_shards, "attach", object,
+              "there are " + std::to_string(map.size()) + " shards, the most for this daemon"});
   }
-  // The arena's size is a limit, not memory, made large at birth: one shard may come to use the whole
-  // budget, also while extents of its own are still on their way out, and a budget that is raised.
+  // The arena's size is a limit, not memory, made large at birth: one shard may come to use the
+  // whole budget, also while extents of its own are still on their way out, and a budget that is
+  // raised.
   auto geometry = Geometry::make(
       recipe, {limits.chunk_tokens, limits.huge_pages, limits.max_bytes * kArenaBudgets});
   if (!geometry) return std::unexpected(geometry.error());
-  const Capacities capacities = capacities_for(limits.session_cap, limits.tombstones,
-                                               limits.clients_per_shard, *geometry);
+  const Capacities capacities =
+      capacities_for(limits.session_cap, limits.tombstones, limits.clients_per_shard, *geometry);
   return ShardPlan{owner_uid, recipe, *geometry, capacities, FileLayout::of(capacities, *geometry)};
 }
 
 ShardId Core::add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy) {
   ShardTables::format(memory, plan, entropy);
   const ShardId id{impl_->next_shard_id++};
-  impl_->shards.map().emplace(
-      id, std::make_unique<Shard>(id, plan.recipe, memory, plan.capacities, plan.geometry,
-                                  impl_->gate));
+  impl_->shards.map().emplace(id, std::make_unique<Shard>(id, plan.recipe, memory, plan.capacities,
+                                                          plan.geometry, impl_->gate));
   return id;
 }
 
@@ -94,8 +94,8 @@ std::expected<ShardId, Error> Core::adopt_shard(
       geometry.value_row_bytes != recipe->value_row_bytes()) {
     return damaged("geometry", "is not that of the recipe");
   }
-  if (impl_->shards.find(
-          {header.owner_uid, recipe->fields().model_id, recipe->fields().layers}) != nullptr) {
+  if (impl_->shards.find({header.owner_uid, recipe->fields().model_id, recipe->fields().layers}) !=
+      nullptr) {
     return damaged("files", "a shard of the same owner, model and layers is there already");
   }
   const ShardId id{impl_->next_shard_id++};
@@ -107,9 +107,13 @@ std::expected<ShardId, Error> Core::adopt_shard(
   return id;
 }
 
-std::vector<ShardId> Core::take_dropped_shards() { return std::exchange(impl_->dropped, {}); }
+std::vector<ShardId> Core::take_dropped_shards() {
+  return std::exchange(impl_->dropped, {});
+}
 
-const Recipe& Core::recipe_of(ShardId shard) const { return impl_->shards.at(shard).recipe; }
+const Recipe& Core::recipe_of(ShardId shard) const {
+  return impl_->shards.at(shard).recipe;
+}
 
 std::uint64_t Core::boot_token_of(ShardId shard) const {
   return impl_->shards.at(shard).tables.header().boot_token;

@@ -22,7 +22,9 @@ std::uint64_t chunks_above(std::uint64_t tokens, std::uint64_t chunk_tokens) {
 
 }  // namespace
 
-std::string session_name(const SessionId& session) { return "session \"" + session.escaped() + '"'; }
+std::string session_name(const SessionId& session) {
+  return "session \"" + session.escaped() + '"';
+}
 
 Error lease_lost(std::string operation, const SessionId& session, std::string cause) {
   return {ErrorCode::lease_lost, std::move(operation), session_name(session), std::move(cause)};
@@ -63,12 +65,11 @@ Error Grants::over_budget(const Shard& shard, SlotIndex slot, std::uint64_t chun
   const std::uint64_t needed = chunks * stride;
   return {ErrorCode::budget_exceeded, "append", session_name(shard.session(slot)),
           "needed " + std::to_string(needed) + " bytes, free " + std::to_string(free) +
-              ", not to be evicted (pinned, or its own) " +
-              std::to_string(std::max<std::int64_t>(shards_.provisioned_bytes() -
-                                                        static_cast<std::int64_t>(
-                                                            supply.free_chunks * stride) -
-                                                        supply.idle,
-                                                    0)) +
+              ", in use " +
+              std::to_string(std::max<std::int64_t>(
+                  shards_.provisioned_bytes() -
+                      static_cast<std::int64_t>(supply.free_chunks * stride) - supply.idle,
+                  0)) +
               ", budget " + std::to_string(limits_.max_bytes)};
 }
 
@@ -78,10 +79,9 @@ std::optional<Error> Grants::refuse_if_hopeless(const Shard& shard, SlotIndex sl
   const std::uint64_t chunks = g.chunks_for(up_to);
   const std::uint64_t bytes =
       (chunks + g.chunks_per_extent - 1) / g.chunks_per_extent * g.extent_bytes;
-  const std::uint64_t bound =
-      limits_.max_bytes_per_owner == 0
-          ? limits_.max_bytes
-          : std::min(limits_.max_bytes, limits_.max_bytes_per_owner);
+  const std::uint64_t bound = limits_.max_bytes_per_owner == 0
+                                  ? limits_.max_bytes
+                                  : std::min(limits_.max_bytes, limits_.max_bytes_per_owner);
   if (bytes <= bound && chunks <= g.chunk_count) return std::nullopt;
   return over_budget(shard, slot, chunks);
 }
@@ -175,9 +175,8 @@ Grants::Order* Grants::order_of(ClientId client, SlotIndex slot, Generation gene
 }
 
 std::optional<Error> Grants::refuse_if_queue_is_full(const Shard& shard, SlotIndex slot) const {
-  const auto of_owner = std::ranges::count_if(orders_, [&](const auto& entry) {
-    return entry.second.owner_uid == shard.key.owner_uid;
-  });
+  const auto of_owner = std::ranges::count_if(
+      orders_, [&](const auto& entry) { return entry.second.owner_uid == shard.key.owner_uid; });
   // Half the queue is one owner's at most, so that no owner can make all others be refused.
   const std::uint32_t owner_max = std::max(limits_.waiting_grants_max / 2, 1u);
   if (orders_.size() < limits_.waiting_grants_max && std::cmp_less(of_owner, owner_max)) {
@@ -203,10 +202,10 @@ void Grants::place_order(Shard& shard, std::uint64_t chunks, Waiter waiter) {
   MemoryOrder work{order.id, {}, {}};
   const auto range = [](const Shard& of, ExtentIndex extent) {
     const Geometry& geometry = of.tables.geometry();
-    return ExtentRange{of.id,
-                       ByteOffset{of.tables.first_chunk_offset().value() +
-                                  geometry.extent_offset(extent).value()},
-                       geometry.extent_bytes};
+    return ExtentRange{
+        of.id,
+        ByteOffset{of.tables.first_chunk_offset().value() + geometry.extent_offset(extent).value()},
+        geometry.extent_bytes};
   };
   Shards::Surplus surplus;
   for (const auto& [id, extent] : order.departures) {
@@ -257,8 +256,7 @@ Outcome<Position> Grants::finish(Shard& shard, const Waiter& waiter,
                                  const std::expected<void, Error>& result) {
   const auto slot = shard.find(waiter.session, waiter.epoch);
   if (!slot) {
-    return std::unexpected(
-        shard.absence(waiter.session, waiter.epoch, std::nullopt, now_ms_()));
+    return std::unexpected(shard.absence(waiter.session, waiter.epoch, std::nullopt, now_ms_()));
   }
   if (*slot != waiter.slot || shard.head(*slot).generation != waiter.generation ||
       shard.holder(*slot) != waiter.client.page) {
@@ -274,8 +272,7 @@ Outcome<Position> Grants::finish(Shard& shard, const Waiter& waiter,
   // In one generation nothing raises the need, except a scribble on the length word.
   const Plan planned = plan(shard, *slot, waiter.up_to);
   if (planned.chunks > booked.size()) {
-    return std::unexpected(Error{ErrorCode::shard_damaged, "append",
-                                 session_name(waiter.session),
+    return std::unexpected(Error{ErrorCode::shard_damaged, "append", session_name(waiter.session),
                                  "its length word was overwritten"});
   }
   if (planned.chunks == 0) return shard.position(*slot);

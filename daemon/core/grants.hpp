@@ -16,9 +16,10 @@
 namespace hotkv::core {
 
 // An append that finds too little memory books what there is, orders the rest, and waits; what it
-// booked is nobody else's meanwhile. Its answer is made when the order is done, and then by the same
-// checks as at first: a context that was cut off or ended in between is refused, and the chunks are
-// free. A context has one order at a time: a further append joins it, or is refused if it wants more.
+// booked is nobody else's meanwhile. Its answer is made when the order is done, and then by the
+// same checks as at first: a context that was cut off or ended in between is refused, and the
+// chunks are free. A context has one order at a time: a further append joins it, or is refused if
+// it wants more.
 class Grants {
  public:
   using Answer = std::variant<Position, Refusal, Waiting>;

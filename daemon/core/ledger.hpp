@@ -58,7 +58,7 @@ class Ledger {
 
   const ShardTables& tables_;
   StoreGate& gate_;
-  std::map<SessionId, RecordIndex> records_;               // ordered: ids cannot be chosen to collide
+  std::map<SessionId, RecordIndex> records_;  // ordered: ids cannot be chosen to collide
   std::set<std::pair<std::uint64_t, RecordIndex>> ended_;  // by when they ended
   std::vector<RecordIndex> unused_;                        // below never_used_
   RecordIndex never_used_ = 0;

@@ -14,10 +14,10 @@ struct Limits {
   std::uint32_t tombstones = 16384;                  // remembered ended sessions of one shard
   std::uint32_t max_shards = 64;
   std::uint32_t max_shards_per_owner = 16;
-  std::uint32_t clients_per_shard = 256;             // pages
-  std::uint32_t waiting_grants_max = 1024;           // appends that wait for memory
-  std::uint32_t chunk_tokens = 0;                    // of new shards; 0 = chosen from the recipe
-  bool huge_pages = false;                           // extents of new shards are huge pages
+  std::uint32_t clients_per_shard = 256;    // pages
+  std::uint32_t waiting_grants_max = 1024;  // appends that wait for memory
+  std::uint32_t chunk_tokens = 0;           // of new shards; 0 = chosen from the recipe
+  bool huge_pages = false;                  // extents of new shards are huge pages
 };
 
 }  // namespace hotkv::core

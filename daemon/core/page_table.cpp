@@ -72,8 +72,8 @@ PinSet PageTable::scan_pins() const {
   for (std::uint32_t i = 0; i < taken_below_; ++i) {
     if (!clients_[i].taken || !clients_[i].claims) continue;
     const ClientPage& untrusted = tables_.untrusted_page(PageIndex{i});
-    const std::uint32_t used = std::min(untrusted.high_water.load(std::memory_order_seq_cst),
-                                        kPinsPerPage);
+    const std::uint32_t used =
+        std::min(untrusted.high_water.load(std::memory_order_seq_cst), kPinsPerPage);
     for (std::uint32_t word = 0; word < used; ++word) {
       const auto pin = load_untrusted_pin(untrusted.pins[word]);
       if (!pin || pin->slot.value() >= tables_.capacities().slot_count) continue;

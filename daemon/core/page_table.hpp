@@ -15,8 +15,8 @@
 
 namespace hotkv::core {
 
-// The pins of one moment: which generations somebody has claimed. Sorted, not hashed: clients choose
-// the words, and could choose them to collide.
+// The pins of one moment: which generations somebody has claimed. Sorted, not hashed: clients
+// choose the words, and could choose them to collide.
 class PinSet {
  public:
   explicit PinSet(std::vector<std::uint64_t> bits) : bits_(std::move(bits)) {
@@ -38,8 +38,8 @@ class PageTable {
   // Nothing: every page is taken.
   [[nodiscard]] std::optional<PageIndex> take(Access access, std::uint32_t pid,
                                               std::uint64_t cookie);
-  // The client's mapping is gone: its pins count no more. The caller has ended its leases. The page can
-  // be taken again once its connection has ended too: a forked child can hold that longer.
+  // The client's mapping is gone: its pins count no more. The caller has ended its leases. The page
+  // can be taken again once its connection has ended too: a forked child can hold that longer.
   void end_claims(PageIndex page);
   // The connection ended. The page is free at once where the mapping is gone already.
   void disconnect(PageIndex page);
@@ -47,9 +47,7 @@ class PageTable {
   [[nodiscard]] bool is_taken(PageIndex page) const {
     return page.value() < clients_.size() && clients_[page.value()].taken;
   }
-  [[nodiscard]] bool is_connected(PageIndex page) const {
-    return clients_[page.value()].connected;
-  }
+  [[nodiscard]] bool is_connected(PageIndex page) const { return clients_[page.value()].connected; }
   // Taken, and its mapping is not known to be gone.
   [[nodiscard]] bool has_claims(PageIndex page) const {
     return is_taken(page) && clients_[page.value()].claims;

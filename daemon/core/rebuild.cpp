@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 namespace hotkv::core {
 namespace {
+
+// Generations that an open and the retire after it can still use when a slot wears out.
+constexpr std::uint32_t kGenerationsPastMax = 2;
 
 bool is_state(std::uint32_t number, SlotState state) {
   return number == static_cast<std::uint32_t>(state);
@@ -31,6 +35,7 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
     settle_slot(SlotIndex{i});
   }
   lose_duplicates();
+  lose_overlaps();
   for (const SlotIndex homeless : shard_.sessions.rebuild()) {
     lose(homeless, MissReason::lost_in_restart);
     if (shard_.has_generations_left(homeless)) shard_.sessions.give_back(homeless);
@@ -42,8 +47,7 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
     shard_.chunks.adopt_chain(shard_.head(slot).tip);
     settle_holder(slot);
     shard_.recency.touch(
-        slot,
-        std::min(shard_.tables.slot(slot).used_ms.load(std::memory_order_relaxed), now_ms_));
+        slot, std::min(shard_.tables.slot(slot).used_ms.load(std::memory_order_relaxed), now_ms_));
   }
   for (const KeptHead& kept : shard_.kept_heads.all()) {
     shard_.chunks.adopt_chain(kept.head.tip);
@@ -69,8 +73,8 @@ void Rebuild::settle_slot(SlotIndex slot) {
     return;
   }
   if (state == 0 && head.tip.is_free()) return;
-  // Opening or retiring (or nonsense): the slot becomes free. Only a retiring context's chain may be
-  // pinned; an opening one has none.
+  // Opening or retiring (or nonsense): the slot becomes free. Only a retiring context's chain may
+  // be pinned; an opening one has none.
   const bool retiring = miss_reason_from_number(state - kRetiringBase).has_value();
   free_slot(slot, retiring);
 }
@@ -94,7 +98,9 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
   const HeadWord old = shard_.head(slot);
   if (!old.tip.is_free()) {
     if (keep_chain && shard_.chunks.is_sound(old.tip, sound_)) keep(slot, old);
-    const Generation next{old.generation.value() + 1};
+    // A generation that was never written must not wrap round to those of the past: worn out below.
+    const bool is_wild = old.generation.value() > kGenerationMax + kGenerationsPastMax;
+    const Generation next{old.generation.value() + (is_wild ? 0 : 1)};
     gate_.probe();
     exchange_length(shard_.tables.length_word(slot), {next, TokenCount{0}});
     gate_.store_head(record.head, {next, Tip::free()});
@@ -144,8 +150,8 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   // Between steps 2 and 3 of end_generation. The kept head stands already, unless the word is a
   // writer's scribble; then it is kept now, so that the old generation's pins hold all the same.
   keep(slot, head);
-  gate_.store_head(record.head, {untrusted.generation,
-                                 shard_.chunks.ancestor(head.tip, untrusted.tokens)});
+  gate_.store_head(record.head,
+                   {untrusted.generation, shard_.chunks.ancestor(head.tip, untrusted.tokens)});
 }
 
 // No order of stores leaves one session in two slots; damaged memory can.
@@ -157,7 +163,31 @@ void Rebuild::lose_duplicates() {
     const bool newer = shard_.epoch(slot) > shard_.epoch(place->second);
     lose(newer ? place->second : slot, MissReason::lost_in_restart);
     if (newer) place->second = slot;
+    // The session lives on in the other slot.
+    (void)shard_.ledger.remember(place->first, shard_.epoch(place->second), now_ms_);
+    shard_.ledger.revive(place->first);
   }
+}
+
+// A chunk belongs to one context (prefixes are not shared). If two chains meet, one of the heads is
+// damaged and nobody can tell which: neither is shown, for one of them would show the other's
+// bytes.
+void Rebuild::lose_overlaps() {
+  std::unordered_map<std::uint32_t, SlotIndex> owner_of_chunk;
+  std::set<SlotIndex> overlapping;
+  for (const SlotIndex slot : shard_.live_slots()) {
+    Tip tip = shard_.head(slot).tip;
+    while (tip.is_chunk()) {
+      const auto [place, first] = owner_of_chunk.try_emplace(tip.chunk().value(), slot);
+      if (!first) {
+        overlapping.insert({slot, place->second});
+        break;
+      }
+      const auto previous = shard_.chunks.word(tip.chunk()).previous;
+      tip = previous ? Tip::at(*previous) : Tip::empty();
+    }
+  }
+  for (const SlotIndex slot : overlapping) lose(slot, MissReason::lost_in_restart);
 }
 
 void Rebuild::settle_kept_heads() {
@@ -180,8 +210,8 @@ void Rebuild::settle_holder(SlotIndex slot) {
   }
 }
 
-// The chunk at which the generation began is the last that can have two owners; where none has, there
-// is nothing to copy and nothing to know.
+// The chunk at which the generation began is the last that can have two owners; where none has,
+// there is nothing to copy and nothing to know.
 void Rebuild::settle_base_tip(SlotIndex slot) {
   Tip tip = shard_.head(slot).tip;
   while (tip.is_chunk() && shard_.chunks.owners(tip.chunk()) == 1) {

@@ -1,6 +1,6 @@
 #pragma once
-// Brings a shard's files, left by a daemon that died at any instruction, back to a state between two
-// operations, and builds everything private anew.
+// Brings a shard's files, left by a daemon that died at any instruction, back to a state between
+// two operations, and builds everything private anew.
 
 #include <cstdint>
 #include <functional>
@@ -38,6 +38,7 @@ class Rebuild {
   void free_slot(SlotIndex slot, bool keep_chain);
   void lose(SlotIndex slot, MissReason reason);
   void lose_duplicates();
+  void lose_overlaps();
   void settle_kept_heads();
   void settle_holder(SlotIndex slot);
   void settle_base_tip(SlotIndex slot);

@@ -41,8 +41,8 @@ class Rehearsal {
     std::vector<Victim> needed;
     for (const Victim& victim : victims_) {
       const auto places = places_of(victim);
-      const bool counts = std::ranges::any_of(
-          places, [&](const Place& place) { return used_.at(place) == 0; });
+      const bool counts =
+          std::ranges::any_of(places, [&](const Place& place) { return used_.at(place) == 0; });
       if (counts) needed.push_back(victim);
     }
     return needed;
@@ -151,16 +151,15 @@ std::vector<Victim> Reclaim::candidates_of(std::span<Shard* const> shards, std::
 }
 
 std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::uint64_t chunks,
-                                                           SlotIndex keep,
-                                                           std::uint64_t now_ms) {
+                                                           SlotIndex keep, std::uint64_t now_ms) {
   std::vector<Victim> victims;
   Supply supply = supply_for(shard);
   choose_own(shard, chunks, keep, now_ms, supply, victims);
   if (suffices(shard, chunks, supply)) return victims;
 
-  const auto missing = static_cast<std::int64_t>(extents_for(
-                           shard, chunks - std::min(chunks, supply.free_chunks))) *
-                       extent_bytes(shard);
+  const auto missing =
+      static_cast<std::int64_t>(extents_for(shard, chunks - std::min(chunks, supply.free_chunks))) *
+      extent_bytes(shard);
   const bool owner_binds = missing > supply.owner_room + supply.owner_idle;
   const std::vector<Shard*> others = others_in_order(shard, owner_binds);
   Rehearsal rehearsal(shards_);

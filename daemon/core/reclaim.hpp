@@ -15,12 +15,12 @@ namespace hotkv::core {
 // What a shard could get without evicting anybody. Bytes are signed: a budget that was lowered can
 // be overdrawn, and then the first memory that frees pays for that.
 struct Supply {
-  std::uint64_t free_chunks = 0;  // here, with memory
+  std::uint64_t free_chunks = 0;     // here, with memory
   std::uint64_t absent_extents = 0;  // here, of the arena's limit
-  std::int64_t room = 0;          // below the budget
-  std::int64_t owner_room = 0;    // below the owner's bound
-  std::int64_t idle = 0;          // bytes of all-free extents of other shards
-  std::int64_t owner_idle = 0;    // those of the same owner
+  std::int64_t room = 0;             // below the budget
+  std::int64_t owner_room = 0;       // below the owner's bound
+  std::int64_t idle = 0;             // bytes of all-free extents of other shards
+  std::int64_t owner_idle = 0;       // those of the same owner
 };
 
 // A context to evict.
@@ -37,8 +37,8 @@ class Reclaim {
   // Could the shard take `chunks` chunks out of this supply?
   [[nodiscard]] static bool suffices(const Shard& shard, std::uint64_t chunks,
                                      const Supply& supply);
-  // The least recently used unpinned contexts whose end lets the shard get `chunks` chunks: first its
-  // own, then of the owner most above its share. All or nothing: nobody is evicted in vain.
+  // The least recently used unpinned contexts whose end lets the shard get `chunks` chunks: first
+  // its own, then of the owner most above its share. All or nothing: nobody is evicted in vain.
   // `keep` is never among them. Nothing: everything that is left is pinned.
   [[nodiscard]] std::optional<std::vector<Victim>> choose_victims(Shard& shard,
                                                                   std::uint64_t chunks,

@@ -88,7 +88,9 @@ std::optional<SlotIndex> SessionTable::take_free() {
   return SlotIndex{never_used_++};
 }
 
-void SessionTable::give_back(SlotIndex slot) { returned_.push_back(slot); }
+void SessionTable::give_back(SlotIndex slot) {
+  returned_.push_back(slot);
+}
 
 std::vector<SlotIndex> SessionTable::rebuild() {
   std::vector<SlotIndex> homeless;

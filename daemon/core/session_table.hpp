@@ -30,8 +30,9 @@ class SessionTable {
 
   [[nodiscard]] std::uint32_t live_count() const { return live_count_; }
 
-  // Recounts free slots and writes the index anew from the slots' heads. Returns live slots that the
-  // bounded probes have no room for (only ids chosen to collide get there): not indexed, not counted.
+  // Recounts free slots and writes the index anew from the slots' heads. Returns live slots that
+  // the bounded probes have no room for (only ids chosen to collide get there): not indexed, not
+  // counted.
   [[nodiscard]] std::vector<SlotIndex> rebuild();
 
  private:
@@ -41,8 +42,8 @@ class SessionTable {
   const ShardTables& tables_;
   StoreGate& gate_;
   std::uint32_t mask_;
-  std::uint32_t never_used_ = 0;       // slots from here on have never been taken
-  std::vector<SlotIndex> returned_;    // free slots below never_used_
+  std::uint32_t never_used_ = 0;     // slots from here on have never been taken
+  std::vector<SlotIndex> returned_;  // free slots below never_used_
   std::uint32_t live_count_ = 0;
 };
 

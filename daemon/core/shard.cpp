@@ -103,8 +103,8 @@ CacheMiss Shard::absence(const SessionId& wanted, Epoch wanted_epoch,
 
 std::uint64_t Shard::last_used_ms(SlotIndex slot, std::uint64_t now_ms) const {
   const std::uint64_t seen = recency.used_ms(slot);
-  const std::uint64_t age = touch_age_ms(
-      tables.untrusted_touch(slot).load(std::memory_order_relaxed), now_ms);
+  const std::uint64_t age =
+      touch_age_ms(tables.untrusted_touch(slot).load(std::memory_order_relaxed), now_ms);
   return age < now_ms ? std::max(seen, now_ms - age) : seen;
 }
 
@@ -152,9 +152,13 @@ void Shard::end_generation(SlotIndex slot, const Successor& successor) {
   gate_.store_head(tables.slot(slot).head, {next, tip});
 }
 
-void Shard::truncate(SlotIndex slot, TokenCount to) { end_generation(slot, {to, std::nullopt}); }
+void Shard::truncate(SlotIndex slot, TokenCount to) {
+  end_generation(slot, {to, std::nullopt});
+}
 
-void Shard::cut_off_writers(SlotIndex slot) { end_generation(slot, {std::nullopt, std::nullopt}); }
+void Shard::cut_off_writers(SlotIndex slot) {
+  end_generation(slot, {std::nullopt, std::nullopt});
+}
 
 void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
   const Tip tail = base_tip(slot);
@@ -262,7 +266,16 @@ void Shard::sweep() {
 void Shard::end_claims(PageIndex page) {
   if (!pages.has_claims(page)) return;
   const auto held = pages.held_slots(page);  // a copy: set_holder changes the original
-  for (const std::uint32_t slot : held) set_holder(SlotIndex{slot}, std::nullopt);
+  for (const std::uint32_t number : held) {
+    const SlotIndex slot{number};
+    // What was granted and never published goes back to the others with the lease.
+    const TokenCount capacity = chunks.capacity(head(slot).tip);
+    const std::uint32_t unused = capacity.value() - published(slot).value();
+    if (unused >= tables.geometry().chunk_tokens && has_generations_left(slot)) {
+      cut_off_writers(slot);
+    }
+    set_holder(slot, std::nullopt);
+  }
   pages.end_claims(page);
   sweep();
 }

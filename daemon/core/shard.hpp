@@ -39,8 +39,9 @@ class Shard {
   // Published tokens. What writers can scribble is bounded: never more than the chain holds, and 0
   // where the word is of another generation.
   [[nodiscard]] TokenCount published(SlotIndex slot) const;
-  // The chunk that holds token `length - 1` is part-filled and shared, so the next token needs a copy
-  // of it. (Lengths are read once by the caller: writers can scribble on the word between two reads.)
+  // The chunk that holds token `length - 1` is part-filled and shared, so the next token needs a
+  // copy of it. (Lengths are read once by the caller: writers can scribble on the word between two
+  // reads.)
   [[nodiscard]] bool needs_tail_copy(SlotIndex slot, TokenCount length) const;
   [[nodiscard]] Position position(SlotIndex slot) const;
   [[nodiscard]] std::optional<SlotIndex> find(const SessionId& session, Epoch epoch) const;

@@ -13,8 +13,7 @@ std::span<Record> records_at(std::span<std::byte> file, ByteOffset offset, std::
 
 }  // namespace
 
-ShardTables::ShardTables(ShardMemory memory, const Capacities& capacities,
-                         const Geometry& geometry)
+ShardTables::ShardTables(ShardMemory memory, const Capacities& capacities, const Geometry& geometry)
     : capacities_(capacities),
       geometry_(geometry),
       layout_(FileLayout::of(capacities, geometry)),

@@ -3,13 +3,19 @@
 #include <set>
 #include <unordered_map>
 
+#include "shared/session_hash.hpp"
+
 namespace hotkv::core {
 namespace {
 
 using Broken = std::optional<std::string>;
 
-std::string at_slot(SlotIndex slot) { return "slot " + std::to_string(slot.value()); }
-std::string at_chunk(std::uint32_t chunk) { return "chunk " + std::to_string(chunk); }
+std::string at_slot(SlotIndex slot) {
+  return "slot " + std::to_string(slot.value());
+}
+std::string at_chunk(std::uint32_t chunk) {
+  return "chunk " + std::to_string(chunk);
+}
 
 // Owners of every chunk, counted from heads and kept heads alone.
 std::unordered_map<std::uint32_t, std::uint32_t> count_owners(const Shard& shard) {
@@ -24,6 +30,23 @@ std::unordered_map<std::uint32_t, std::uint32_t> count_owners(const Shard& shard
   for (const SlotIndex slot : shard.live_slots()) walk(shard.head(slot).tip);
   for (const KeptHead& kept : shard.kept_heads.all()) walk(kept.head.tip);
   return owners;
+}
+
+// Everything after this may follow the numbers that stand there.
+Broken verify_slot_numbers(const Shard& shard) {
+  const std::uint32_t slot_count = shard.tables.capacities().slot_count;
+  for (const IndexEntry& word : shard.tables.index()) {
+    const std::uint64_t entry = word.load(std::memory_order_relaxed);
+    if (entry != 0 && index_slot(entry).value() >= slot_count) {
+      return "index entry of " + at_slot(index_slot(entry)) + ": there is no such slot";
+    }
+  }
+  for (const KeptHead& kept : shard.kept_heads.all()) {
+    if (kept.slot.value() >= slot_count) {
+      return "kept head of " + at_slot(kept.slot) + ": there is no such slot";
+    }
+  }
+  return std::nullopt;
 }
 
 Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
@@ -51,7 +74,8 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
     if (entry->epoch != shard.epoch(slot)) return at_slot(slot) + ": epoch is not the ledger's";
     if (entry->fate) return at_slot(slot) + ": live, but the ledger has a fate";
     if (!shard.recency.contains(slot)) return at_slot(slot) + ": not in the order of use";
-    if (!shard.chunks.is_sound(shard.head(slot).tip, sound)) return at_slot(slot) + ": chain is unsound";
+    if (!shard.chunks.is_sound(shard.head(slot).tip, sound))
+      return at_slot(slot) + ": chain is unsound";
     const auto holder = shard.holder(slot);
     if (holder && !shard.pages.is_taken(*holder)) return at_slot(slot) + ": holder has no page";
   }
@@ -61,8 +85,9 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
   for (const IndexEntry& entry : shard.tables.index()) {
     if (entry.load(std::memory_order_relaxed) != 0) ++indexed;
   }
-  if (indexed != live) return "index has " + std::to_string(indexed) + " entries for " +
-                              std::to_string(live) + " live slots";
+  if (indexed != live)
+    return "index has " + std::to_string(indexed) + " entries for " + std::to_string(live) +
+           " live slots";
   return std::nullopt;
 }
 
@@ -126,8 +151,8 @@ Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) 
 
 }  // namespace
 
-std::optional<std::string> verify_shard(const Shard& shard,
-                                        const std::vector<ChunkIndex>& booked) {
+std::optional<std::string> verify_shard(const Shard& shard, const std::vector<ChunkIndex>& booked) {
+  if (auto broken = verify_slot_numbers(shard)) return broken;
   ChunkPool::SoundChunks sound;
   if (auto broken = verify_slots(shard, sound)) return broken;
   if (auto broken = verify_kept_heads(shard, sound)) return broken;

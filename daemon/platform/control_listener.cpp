@@ -25,18 +25,12 @@ std::unexpected<Error> failed(std::string operation, const std::string& path) {
 
 std::string_view type_name(mode_t mode) {
   switch (mode & S_IFMT) {
-    case S_IFREG:
-      return "a regular file";
-    case S_IFDIR:
-      return "a directory";
-    case S_IFLNK:
-      return "a symbolic link";
-    case S_IFIFO:
-      return "a pipe";
-    case S_IFSOCK:
-      return "a socket";
-    default:
-      return "a device";
+    case S_IFREG: return "a regular file";
+    case S_IFDIR: return "a directory";
+    case S_IFLNK: return "a symbolic link";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
   }
 }
 

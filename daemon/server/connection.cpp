@@ -73,10 +73,8 @@ void Connection::receive_untrusted() {
     return close(DisconnectReason::system_error);
   }
   switch (received->outcome) {
-    case FrameOutcome::would_block:
-      return;
-    case FrameOutcome::closed:
-      return close(DisconnectReason::hung_up);
+    case FrameOutcome::would_block: return;
+    case FrameOutcome::closed: return close(DisconnectReason::hung_up);
     case FrameOutcome::ok:
       return dispatcher_.handle(conversation_, buffer_.first(received->size_bytes));
   }

@@ -18,12 +18,12 @@ namespace hotkv {
 
 // Why there is no KV to read. Numbers are on the wire and in the ledger; never reused, never 0.
 enum class MissReason : std::uint32_t {
-  unknown_session = 1,     // never opened with this epoch, or forgotten
-  evicted_ttl = 2,         // unused for longer than the time to live
-  evicted_lru = 3,         // least recently used when the session cap or the byte budget was reached
-  released = 4,            // a client released it
-  superseded_epoch = 5,    // the session went on with a higher epoch
-  seq_len_mismatch = 6,    // it is there, with another length than expected
+  unknown_session = 1,   // never opened with this epoch, or forgotten
+  evicted_ttl = 2,       // unused for longer than the time to live
+  evicted_lru = 3,       // least recently used when the session cap or the byte budget was reached
+  released = 4,          // a client released it
+  superseded_epoch = 5,  // the session went on with a higher epoch
+  seq_len_mismatch = 6,  // it is there, with another length than expected
   daemon_unavailable = 7,  // hotkv could not be asked, so nobody can say; see CacheMiss::cause
   admin_evicted = 8,       // an operator evicted it
   lost_in_restart = 9,     // the daemon's restart could not keep it
@@ -36,13 +36,13 @@ enum class MissReason : std::uint32_t {
 // What was asked, why it missed, and what is known of the session's last context.
 struct CacheMiss {
   SessionId session;
-  Epoch epoch;                              // asked for
+  Epoch epoch;                                // asked for
   std::optional<TokenCount> expected_length;  // asked for, where a length was asked for
   MissReason reason;
-  std::optional<Epoch> known_epoch;         // the highest epoch that is remembered
-  std::optional<TokenCount> known_length;   // the published length, or the last one there was
-  std::optional<std::uint64_t> age_ms;      // how long ago the context ended
-  std::optional<ErrorCode> cause;           // daemon_unavailable: what stood in the way
+  std::optional<Epoch> known_epoch;        // the highest epoch that is remembered
+  std::optional<TokenCount> known_length;  // the published length, or the last one there was
+  std::optional<std::uint64_t> age_ms;     // how long ago the context ended
+  std::optional<ErrorCode> cause;          // daemon_unavailable: what stood in the way
 
   // "session a epoch 3: evicted-ttl, last length 120, 4000 ms ago"
   [[nodiscard]] std::string message() const;

@@ -102,9 +102,8 @@ std::string canonical_architecture(std::string_view name) {
     }
   }
   std::string canonical(name);
-  std::ranges::transform(canonical, canonical.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  std::ranges::transform(canonical, canonical.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return canonical;
 }
 
@@ -133,9 +132,13 @@ std::expected<Recipe, Error> Recipe::make(RecipeFields fields,
   return recipe;
 }
 
-std::uint64_t Recipe::key_row_bytes() const { return row_bytes(fields_, fields_.key_dim); }
+std::uint64_t Recipe::key_row_bytes() const {
+  return row_bytes(fields_, fields_.key_dim);
+}
 
-std::uint64_t Recipe::value_row_bytes() const { return row_bytes(fields_, fields_.value_dim); }
+std::uint64_t Recipe::value_row_bytes() const {
+  return row_bytes(fields_, fields_.value_dim);
+}
 
 std::uint64_t Recipe::bytes_per_token() const {
   return fields_.layers.count() * (key_row_bytes() + value_row_bytes());

@@ -29,7 +29,9 @@ int escaped_byte(std::string_view text) {
 
 std::expected<SessionId, Error> SessionId::from(std::string_view bytes) {
   if (bytes.empty() || bytes.size() > kBytesMax) {
-    return std::unexpected(Error{ErrorCode::invalid_argument, "session id", {},
+    return std::unexpected(Error{ErrorCode::invalid_argument,
+                                 "session id",
+                                 {},
                                  "must have 1 to 128 bytes, has " + std::to_string(bytes.size())});
   }
   SessionId id;
@@ -38,7 +40,9 @@ std::expected<SessionId, Error> SessionId::from(std::string_view bytes) {
   return id;
 }
 
-std::string SessionId::escaped() const { return escape_bytes(bytes()); }
+std::string SessionId::escaped() const {
+  return escape_bytes(bytes());
+}
 
 std::string escape_bytes(std::string_view bytes) {
   constexpr char kHex[] = "0123456789abcdef";
@@ -64,7 +68,9 @@ std::expected<std::string, Error> unescape_bytes(std::string_view text) {
     }
     const int byte = escaped_byte(text.substr(at));
     if (byte < 0 || is_plain(static_cast<unsigned char>(byte))) {
-      return std::unexpected(Error{ErrorCode::invalid_argument, "unescape", {},
+      return std::unexpected(Error{ErrorCode::invalid_argument,
+                                   "unescape",
+                                   {},
                                    "no escaped text at its byte " + std::to_string(at)});
     }
     bytes += static_cast<char>(byte);

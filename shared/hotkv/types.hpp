@@ -27,7 +27,8 @@ class Strong {
   Rep value_{};
 };
 
-// The route epoch of a session. Only ever rises; a higher one supersedes the context of a lower one.
+// The route epoch of a session. Only ever rises; a higher one supersedes the context of a lower
+// one.
 using Epoch = Strong<struct EpochTag, std::uint64_t>;
 // A context's index in the session table of its shard.
 using SlotIndex = Strong<struct SlotIndexTag, std::uint32_t>;
@@ -44,8 +45,8 @@ using TokenCount = Strong<struct TokenCountTag, std::uint32_t>;
 // A distance in bytes from the start of a file or a chunk.
 using ByteOffset = Strong<struct ByteOffsetTag, std::uint64_t>;
 
-// The route session id a client chose: 1 to 128 arbitrary bytes (zero bytes and non-UTF-8 included).
-// Two ids are the same session only if every byte is the same.
+// The route session id a client chose: 1 to 128 arbitrary bytes (zero bytes and non-UTF-8
+// included). Two ids are the same session only if every byte is the same.
 class SessionId {
  public:
   static constexpr std::size_t kBytesMax = 128;
@@ -64,7 +65,9 @@ class SessionId {
   [[nodiscard]] std::string escaped() const;
 
   friend bool operator==(const SessionId&, const SessionId&) = default;
-  friend auto operator<=>(const SessionId& a, const SessionId& b) { return a.bytes() <=> b.bytes(); }
+  friend auto operator<=>(const SessionId& a, const SessionId& b) {
+    return a.bytes() <=> b.bytes();
+  }
 
  private:
   SessionId() = default;

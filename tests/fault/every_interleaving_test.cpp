@@ -1,6 +1,7 @@
-// A reader's three steps and a writer's publish, put before every store of every daemon operation, on
-// the real code of both sides. The daemon is one thread and its stores are the only moments at which
-// anybody can tell that time has passed, so these are all interleavings of one client with it.
+// A reader's three steps and a writer's publish, put before every store of every daemon operation,
+// on the real code of both sides. The daemon is one thread and its stores are the only moments at
+// which anybody can tell that time has passed, so these are all interleavings of one client with
+// it.
 
 #include <gtest/gtest.h>
 
@@ -22,14 +23,19 @@ Versions written(std::uint32_t count, std::uint32_t version, Versions before = {
   return before;
 }
 
-// Session "a", epoch 1, holds 20 tokens of version 1 in two chunks of 16; 8 chunks are all there are.
+// Session "a", epoch 1, holds 20 tokens of version 1 in two chunks of 16; 8 chunks are all there
+// are.
 struct World {
-  World() : h(limits()), holder(h, h.add_shard()), other(h, holder.client.shard),
-            reader(h, holder.client.shard, Access::read) {
+  World()
+      : h(limits()),
+        holder(h, h.add_shard()),
+        other(h, holder.client.shard),
+        reader(h, holder.client.shard, Access::read) {
     (void)holder.open("a", 1);
     (void)holder.append("a", 1, 20, 1);
-    slot = h.core->explain(holder.client, id("a"), Epoch{1}, small_recipe().fingerprint(),
-                           TokenCount{20}, LengthMatch::exact)
+    slot = h.core
+               ->explain(holder.client, id("a"), Epoch{1}, small_recipe().fingerprint(),
+                         TokenCount{20}, LengthMatch::exact)
                ->slot;
   }
   static core::Limits limits() {
@@ -64,7 +70,8 @@ const Versions kTwenty = written(20, 1);
 
 std::vector<Operation> operations() {
   return {
-      {"truncate", [](World& w) { (void)w.holder.truncate("a", 1, 10); },
+      {"truncate",
+       [](World& w) { (void)w.holder.truncate("a", 1, 10); },
        {kTwenty, written(10, 1)}},
       {"truncate, then append to the same length",
        [](World& w) {
@@ -155,7 +162,7 @@ class SteppedReader {
       return;
     }
     view_ = CoreView{world_.reader.client.shard, 0, world_.slot, head_.generation,
-                     snapshot->length, {}};
+                     snapshot->length,           {}};
     for (Tip tip = snapshot->tip; tip.is_chunk();) {
       view_->chunks.push_back(tip.chunk());
       const auto word = ChunkWord::from_bits(tables_.chunk_word(tip.chunk()).load());
@@ -185,8 +192,8 @@ class SteppedReader {
 
 // Runs the operation with the reader's steps before stores number i, j and k.
 void read_across(const Operation& operation, std::uint64_t i, std::uint64_t j, std::uint64_t k) {
-  SCOPED_TRACE(operation.name + " steps at stores " + std::to_string(i) + ", " +
-               std::to_string(j) + ", " + std::to_string(k));
+  SCOPED_TRACE(operation.name + " steps at stores " + std::to_string(i) + ", " + std::to_string(j) +
+               ", " + std::to_string(k));
   World world;
   SteppedReader reader(world);
   int first_shown = -2;
@@ -262,9 +269,9 @@ TEST_P(EveryInterleaving, OfAPublish) {
     EXPECT_EQ(world.h.core->verify(), std::nullopt);
     // Never acknowledged and lost: whoever goes on from what is published goes on from these, too.
     if (operation.keeps_published && *acknowledged && store > i + 1) {
-      const auto now = world.h.core->explain(world.other.client, id("a"), Epoch{1},
-                                             small_recipe().fingerprint(), TokenCount{0},
-                                             LengthMatch::any);
+      const auto now =
+          world.h.core->explain(world.other.client, id("a"), Epoch{1}, small_recipe().fingerprint(),
+                                TokenCount{0}, LengthMatch::any);
       if (now) {
         EXPECT_GE(now->length, TokenCount{24});
       }

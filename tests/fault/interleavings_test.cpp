@@ -1,11 +1,12 @@
 // The interleavings that would hurt, each forced: the client library is stopped between two steps
-// (fault points, or a worker that waits) while other workers and the real daemon go on. Each ends with
-// right bytes for everybody and every invariant of the daemon whole.
+// (fault points, or a worker that waits) while other workers and the real daemon go on. Each ends
+// with right bytes for everybody and every invariant of the daemon whole.
 
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,12 +17,15 @@
 namespace hotkv::testing {
 namespace {
 
-SessionId session_id(std::string_view text) { return SessionId::from(text).value(); }
+SessionId session_id(std::string_view text) {
+  return SessionId::from(text).value();
+}
 
 // Runs `act` on the thread that reaches `point`, the first time it does (while this lives).
 class At {
  public:
-  At(std::string point, std::function<void()> act) : point_(std::move(point)), act_(std::move(act)) {
+  At(std::string point, std::function<void()> act)
+      : point_(std::move(point)), act_(std::move(act)) {
     current = this;
     fault_handler = [](std::string_view reached) { current->reach(reached); };
   }
@@ -75,8 +79,8 @@ class Interleaving : public ::testing::Test {
     return std::vector<std::uint32_t>(count, version);
   }
 
-  // A writer of "a" is stopped in the middle of its copy; `meanwhile` ends its generation and others
-  // take the memory. Its late stores must hurt nobody, and its publish must fail.
+  // A writer of "a" is stopped in the middle of its copy; `meanwhile` ends its generation and
+  // others take the memory. Its late stores must hurt nobody, and its publish must fail.
   void stop_writer_in_its_copy(const std::function<void(KvWorker& other)>& meanwhile) {
     KvWorker late(daemon.control_path());
     KvWorker other(daemon.control_path());
@@ -107,8 +111,8 @@ class Interleaving : public ::testing::Test {
     reuse_all_memory(other);
   }
 
-  DaemonProcess daemon{{.flags = {"--max-bytes=48K", "--hugepages=off", "--chunk-tokens=16",
-                                  "--session-cap=16"}}};
+  DaemonProcess daemon{
+      {.flags = {"--max-bytes=48K", "--hugepages=off", "--chunk-tokens=16", "--session-cap=16"}}};
   int fillers = 0;
 };
 

@@ -243,8 +243,7 @@ TEST_F(CoreSeed, NewEpochSupersedesAndFreesTheOld) {
 TEST_F(CoreSeed, IncompatibleRecipeRejectedPerRequest) {
   CoreClient worker(h, h.add_shard());
   const Recipe other = small_recipe({0, 2});
-  const auto refused =
-      h.core->open(worker.client, id("a"), Epoch{1}, other.fingerprint());
+  const auto refused = h.core->open(worker.client, id("a"), Epoch{1}, other.fingerprint());
   ASSERT_FALSE(refused.has_value());
   EXPECT_TRUE(refused.error().is(ErrorCode::incompatible_recipe));
   EXPECT_NE(refused.error().message().find("layers.last=1"), std::string::npos);

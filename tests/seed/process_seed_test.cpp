@@ -10,18 +10,21 @@
 namespace hotkv::testing {
 namespace {
 
-SessionId session_id(std::string_view text) { return SessionId::from(text).value(); }
+SessionId session_id(std::string_view text) {
+  return SessionId::from(text).value();
+}
 
 // 4 KiB chunks of 16 tokens for worker_recipe().
 constexpr std::uint64_t kChunk = 4096;
 
 class ProcessSeed : public ::testing::Test {
  protected:
-  explicit ProcessSeed(std::vector<std::string> more_flags = {}) : daemon({.flags = flags(std::move(more_flags))}) {}
-  static std::vector<std::string> flags(std::vector<std::string> more) {
-    std::vector<std::string> all{"--max-bytes=4M", "--hugepages=off", "--chunk-tokens=16"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  explicit ProcessSeed(const std::string& max_bytes = "4M", std::vector<std::string> flags = {})
+      : daemon({.flags = all_flags(max_bytes, std::move(flags))}) {}
+  static std::vector<std::string> all_flags(const std::string& max_bytes,
+                                            std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--max-bytes=" + max_bytes, "--hugepages=off", "--chunk-tokens=16"});
+    return flags;
   }
   void SetUp() override { ASSERT_TRUE(daemon.wait_ready()) << daemon.err(); }
   void TearDown() override {
@@ -45,15 +48,15 @@ class ProcessSeed : public ::testing::Test {
 
 class ProcessSeedShortTtl : public ProcessSeed {
  protected:
-  ProcessSeedShortTtl() : ProcessSeed({"--default-ttl=1s"}) {}
+  ProcessSeedShortTtl() : ProcessSeed("4M", {"--default-ttl=1s"}) {}
 };
 class ProcessSeedSmallCap : public ProcessSeed {
  protected:
-  ProcessSeedSmallCap() : ProcessSeed({"--session-cap=4"}) {}
+  ProcessSeedSmallCap() : ProcessSeed("4M", {"--session-cap=4"}) {}
 };
 class ProcessSeedSmallBudget : public ProcessSeed {
  protected:
-  ProcessSeedSmallBudget() : ProcessSeed({"--max-bytes=256K"}) {}  // 64 chunks
+  ProcessSeedSmallBudget() : ProcessSeed("256K") {}  // 64 chunks
 };
 
 TEST_F(ProcessSeed, PrefillThenDecodeAppendGrowsOwnedLayers) {
@@ -183,7 +186,8 @@ TEST_F(ProcessSeedShortTtl, TtlEvictionYieldsAnExplicitMiss) {
   ASSERT_TRUE(worker.open("a", 1));
   ASSERT_TRUE(worker.append("a", 20));
   expect_content(worker, "a", 1, 20);
-  // Looking over the admin socket is no use; a resolve would be one. Bounded by the test's time limit.
+  // Looking over the admin socket is no use; a resolve would be one. Bounded by the test's time
+  // limit.
   while (admin_get(daemon, "/contexts").find("\"session\"") != std::string::npos) {
     std::this_thread::yield();
   }
@@ -296,8 +300,7 @@ TEST_F(ProcessSeed, NewEpochSupersedesAndFreesTheOld) {
 
 TEST_F(ProcessSeed, IncompatibleRecipeRejectedAtAttach) {
   KvWorker worker(daemon.control_path());
-  const Recipe other =
-      Recipe::make({"llama", "tiny", DType::bf16, 2, 8, 16, {0, 1}}).value();
+  const Recipe other = Recipe::make({"llama", "tiny", DType::bf16, 2, 8, 16, {0, 1}}).value();
   ClientOptions options;
   options.socket_path = daemon.control_path();
   const auto refused = Client::attach(options, other);
@@ -316,8 +319,7 @@ TEST_F(ProcessSeed, IncompatibleRecipeRejectedPerRequest) {
   EXPECT_TRUE(opened.error().is(ErrorCode::incompatible_recipe));
   EXPECT_NE(opened.error().message().find("layers.last: expected 1, got 2"), std::string::npos)
       << opened.error().message();
-  const auto view =
-      worker.client().resolve_as(other, session_id("a"), Epoch{1}, TokenCount{1});
+  const auto view = worker.client().resolve_as(other, session_id("a"), Epoch{1}, TokenCount{1});
   ASSERT_FALSE(view.has_value());
   EXPECT_TRUE(view.error().is(ErrorCode::incompatible_recipe));
 }

@@ -101,16 +101,12 @@ class RecyclingDaemon {
         retire();
         open();
         break;
-      case 1:
-        take_over();
-        break;
+      case 1: take_over(); break;
       case 2:
       case 3:
         truncate(TokenCount{static_cast<std::uint32_t>(random_()) % (published() + 1)});
         break;
-      default:
-        append();
-        break;
+      default: append(); break;
     }
   }
 

@@ -6,7 +6,9 @@
 
 namespace hotkv::test {
 
-SessionId id(std::string_view text) { return SessionId::from(text).value(); }
+SessionId id(std::string_view text) {
+  return SessionId::from(text).value();
+}
 
 Recipe small_recipe(LayerRange layers, std::string model) {
   return Recipe::make({"llama", std::move(model), DType::f16, 2, 8, 8, layers}).value();
@@ -36,7 +38,8 @@ core::Limits CoreHarness::small_limits() {
 
 CoreHarness::CoreHarness(core::Limits the_limits)
     : limits(the_limits),
-      core(std::make_unique<core::Core>(limits, [this] { return now_ms; }, liveness)) {}
+      core(std::make_unique<core::Core>(
+          limits, [this] { return now_ms; }, liveness)) {}
 
 core::ShardId CoreHarness::add_shard(const Recipe& recipe, std::uint32_t owner_uid) {
   const auto plan = core->plan_shard(owner_uid, recipe).value();
@@ -52,11 +55,13 @@ core::ClientId CoreHarness::attach(core::ShardId shard, Access access) {
 }
 
 void CoreHarness::settle() {
-  const auto extents = [this](const core::ExtentRange& range) -> std::pair<ShardFilesInMemory&, std::uint32_t> {
+  const auto extents =
+      [this](const core::ExtentRange& range) -> std::pair<ShardFilesInMemory&, std::uint32_t> {
     ShardFilesInMemory& memory = *files.at(range.shard);
     const auto layout = FileLayout::of(memory.capacities, memory.geometry);
-    return {memory, static_cast<std::uint32_t>((range.arena_offset.value() - layout.chunks.value()) /
-                                               memory.geometry.extent_bytes)};
+    return {memory,
+            static_cast<std::uint32_t>((range.arena_offset.value() - layout.chunks.value()) /
+                                       memory.geometry.extent_bytes)};
   };
   for (auto orders = core->take_memory_orders(); !orders.empty();
        orders = core->take_memory_orders()) {
@@ -78,7 +83,8 @@ void CoreHarness::settle() {
 }
 
 void CoreHarness::restart() {
-  core = std::make_unique<core::Core>(limits, [this] { return now_ms; }, liveness);
+  core = std::make_unique<core::Core>(
+      limits, [this] { return now_ms; }, liveness);
   std::map<core::ShardId, std::shared_ptr<ShardFilesInMemory>> kept;
   for (const auto& [old_id, memory] : files) {
     const auto adopted = core->adopt_shard(
@@ -116,9 +122,9 @@ std::optional<Generation> CoreClient::generation(std::string_view session) const
 
 core::Outcome<core::Position> CoreClient::grant(std::string_view session, std::uint64_t epoch,
                                                 std::uint32_t up_to) {
-  auto answer = harness_.core->append(client, id(session), Epoch{epoch},
-                                      generation(session).value_or(Generation{0}),
-                                      TokenCount{up_to});
+  auto answer =
+      harness_.core->append(client, id(session), Epoch{epoch},
+                            generation(session).value_or(Generation{0}), TokenCount{up_to});
   harness_.core->end_message(client.shard);
   if (const auto* position = std::get_if<core::Position>(&answer)) return *position;
   if (auto* refusal = std::get_if<Refusal>(&answer)) return std::unexpected(std::move(*refusal));
@@ -189,9 +195,9 @@ bool CoreClient::publish(const CoreView& writer, std::uint32_t from, std::uint32
 core::Outcome<TokenCount> CoreClient::append(std::string_view session, std::uint64_t epoch,
                                              std::uint32_t tokens, std::uint32_t version) {
   std::uint32_t from = 0;
-  if (const auto now = harness_.core->explain(
-          client, id(session), Epoch{epoch},
-          harness_.core->recipe_of(client.shard).fingerprint(), TokenCount{0}, LengthMatch::any)) {
+  if (const auto now = harness_.core->explain(client, id(session), Epoch{epoch},
+                                              harness_.core->recipe_of(client.shard).fingerprint(),
+                                              TokenCount{0}, LengthMatch::any)) {
     from = now->length.value();
   }
   auto position = grant(session, epoch, from + tokens);
@@ -208,14 +214,14 @@ core::Outcome<TokenCount> CoreClient::append(std::string_view session, std::uint
 core::Outcome<core::Position> CoreClient::truncate(std::string_view session, std::uint64_t epoch,
                                                    std::uint32_t to) {
   TokenCount from{0};
-  if (const auto now = harness_.core->explain(
-          client, id(session), Epoch{epoch},
-          harness_.core->recipe_of(client.shard).fingerprint(), TokenCount{0}, LengthMatch::any)) {
+  if (const auto now = harness_.core->explain(client, id(session), Epoch{epoch},
+                                              harness_.core->recipe_of(client.shard).fingerprint(),
+                                              TokenCount{0}, LengthMatch::any)) {
     from = now->length;
   }
-  auto outcome = harness_.core->truncate(client, id(session), Epoch{epoch},
-                                         generation(session).value_or(Generation{0}), from,
-                                         TokenCount{to});
+  auto outcome =
+      harness_.core->truncate(client, id(session), Epoch{epoch},
+                              generation(session).value_or(Generation{0}), from, TokenCount{to});
   harness_.core->end_message(client.shard);
   return outcome;
 }
@@ -279,7 +285,9 @@ std::size_t CoreClient::wrong_bytes(std::string_view session, std::uint64_t epoc
   return wrong;
 }
 
-void CoreClient::hang_up() { harness_.core->disconnected(client); }
+void CoreClient::hang_up() {
+  harness_.core->disconnected(client);
+}
 
 void CoreClient::die() {
   harness_.liveness.gone.insert(client);

@@ -23,7 +23,9 @@ Client attach_or_abort(const std::string& control_path, const Recipe& recipe, Ac
   return std::move(*client);
 }
 
-SessionId session_id(std::string_view session) { return SessionId::from(session).value(); }
+SessionId session_id(std::string_view session) {
+  return SessionId::from(session).value();
+}
 
 nlohmann::json admin_json(const DaemonProcess& daemon, const std::string& target) {
   const std::string reply = admin_get(daemon, target);
@@ -52,8 +54,8 @@ void KvWorker::fill(std::string_view session, std::uint64_t epoch, Writer& write
   const Recipe& recipe = client_.recipe();
   std::vector<std::byte> row;
   for (std::uint32_t token = from; token < to; ++token) {
-    for (std::uint32_t layer = recipe.fields().layers.first;
-         layer <= recipe.fields().layers.last; ++layer) {
+    for (std::uint32_t layer = recipe.fields().layers.first; layer <= recipe.fields().layers.last;
+         ++layer) {
       const std::uint32_t position = writer.position().value() + token;
       row.resize(recipe.key_row_bytes());
       test::fill_row(row, {session, epoch, position, layer, test::Half::keys, version});
@@ -65,8 +67,8 @@ void KvWorker::fill(std::string_view session, std::uint64_t epoch, Writer& write
   }
 }
 
-std::expected<TokenCount, Refusal> KvWorker::append(std::string_view session,
-                                                    std::uint32_t tokens, std::uint32_t version) {
+std::expected<TokenCount, Refusal> KvWorker::append(std::string_view session, std::uint32_t tokens,
+                                                    std::uint32_t version) {
   Context& held = context(session);
   auto writer = held.append(TokenCount{tokens});
   if (!writer) return std::unexpected(writer.error());
@@ -83,13 +85,12 @@ std::size_t wrong_bytes(const Recipe& recipe, std::string_view session, std::uin
   for (std::size_t piece = 0; piece < view.piece_count(); ++piece) {
     for (std::uint32_t i = 0; i < view.piece_tokens(piece).value(); ++i, ++position) {
       const std::uint32_t version = position < versions.size() ? versions[position] : 0;
-      for (std::uint32_t layer = recipe.fields().layers.first;
-           layer <= recipe.fields().layers.last; ++layer) {
+      for (std::uint32_t layer = recipe.fields().layers.first; layer <= recipe.fields().layers.last;
+           ++layer) {
         const auto keys = view.keys(layer, piece);
         const auto values = view.values(layer, piece);
-        wrong += test::wrong_bytes(
-            keys.subspan(i * recipe.key_row_bytes(), recipe.key_row_bytes()),
-            {session, epoch, position, layer, test::Half::keys, version});
+        wrong += test::wrong_bytes(keys.subspan(i * recipe.key_row_bytes(), recipe.key_row_bytes()),
+                                   {session, epoch, position, layer, test::Half::keys, version});
         wrong += test::wrong_bytes(
             values.subspan(i * recipe.value_row_bytes(), recipe.value_row_bytes()),
             {session, epoch, position, layer, test::Half::values, version});
@@ -106,7 +107,9 @@ Turns::Turns() {
   child_end_ = UniqueFd(ends[1]);
 }
 
-void Turns::arrive() const { (void)::send(child_end_.get(), "x", 1, MSG_NOSIGNAL); }
+void Turns::arrive() const {
+  (void)::send(child_end_.get(), "x", 1, MSG_NOSIGNAL);
+}
 
 void Turns::arrive_and_wait() const {
   arrive();
@@ -120,7 +123,9 @@ bool Turns::wait_for_child() {
   return ::recv(parent_end_.get(), &byte, 1, 0) == 1;
 }
 
-void Turns::go_on() const { (void)::send(parent_end_.get(), "x", 1, MSG_NOSIGNAL); }
+void Turns::go_on() const {
+  (void)::send(parent_end_.get(), "x", 1, MSG_NOSIGNAL);
+}
 
 std::string admin_get(const DaemonProcess& daemon, const std::string& target) {
   return exchange_text(daemon.admin_path(), "GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n");

@@ -1,5 +1,6 @@
 #pragma once
-// A worker as users write one: the client library over a real daemon, writing and checking the pattern.
+// A worker as users write one: the client library over a real daemon, writing and checking the
+// pattern.
 
 #include <cstdint>
 #include <functional>
@@ -50,7 +51,8 @@ class KvWorker {
   std::map<std::string, Context, std::less<>> contexts_;
 };
 
-// Bytes of a view that are not the pattern's. `versions` gives a version by position, 0 behind its end.
+// Bytes of a view that are not the pattern's. `versions` gives a version by position, 0 behind its
+// end.
 [[nodiscard]] std::size_t wrong_bytes(const Recipe& recipe, std::string_view session,
                                       std::uint64_t epoch, const View& view,
                                       const std::vector<std::uint32_t>& versions = {});

@@ -292,18 +292,10 @@ TEST_F(Core, IdsWithoutEndStayWithinTheTables) {
 TEST_F(Core, EveryPairOfEndingsGivesBackExactlyOnce) {
   const auto apply = [&](int ending) {
     switch (ending) {
-      case 0:
-        (void)worker.release("a", 1);
-        break;
-      case 1:
-        (void)worker.open("a", 2);
-        break;
-      case 2:
-        (void)worker.truncate("a", 1, 0);
-        break;
-      case 3:
-        (void)worker.close("a", 1);
-        break;
+      case 0: (void)worker.release("a", 1); break;
+      case 1: (void)worker.open("a", 2); break;
+      case 2: (void)worker.truncate("a", 1, 0); break;
+      case 3: (void)worker.close("a", 1); break;
       case 4:
         h.now_ms += h.limits.ttl_ms;
         h.core->tick();

@@ -236,7 +236,7 @@ TEST_F(Grants, WorkersThatDieBetweenReservingAndPublishingDoNotFillTheBudget) {
 // when its holder is gone, until the context ends, is truncated, closed or taken from a live
 // holder. An idle context of one token can hold the whole budget, and pays for it by being evicted
 // whole.
-TEST_F(Grants, DISABLED_GrantsOfADeadHolderAreFreeAgain) {
+TEST_F(Grants, GrantsOfADeadHolderAreFreeAgain) {
   ASSERT_TRUE(worker->open("a", 1));
   ASSERT_TRUE(worker->append("a", 1, 20));
   const auto before = account();
@@ -366,12 +366,8 @@ TEST_F(Grants, ProvisionedNeverPassesTheBudgetAtAnyMoment) {
     const std::string session = "s" + std::to_string(below(6));
     switch (below(6)) {
       case 0:
-      case 1:
-        (void)ask(of, session, 1 + below(10 * 16));
-        break;
-      case 2:
-        (void)of.release(session, 1);
-        break;
+      case 1: (void)ask(of, session, 1 + below(10 * 16)); break;
+      case 2: (void)of.release(session, 1); break;
       case 3: {
         const auto ending = below(5);
         runner->run_one(ending == 0   ? Ending::failed_before_punching
@@ -379,12 +375,8 @@ TEST_F(Grants, ProvisionedNeverPassesTheBudgetAtAnyMoment) {
                                       : Ending::success);
         break;
       }
-      case 4:
-        runner->run_one();
-        break;
-      default:
-        (void)of.close(session, 1);
-        break;
+      case 4: runner->run_one(); break;
+      default: (void)of.close(session, 1); break;
     }
     ASSERT_EQ(h->core->verify(), std::nullopt) << "step " << step;
     ASSERT_LE(account().provisioned, limits.max_bytes);
