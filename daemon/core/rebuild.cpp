@@ -169,25 +169,31 @@ void Rebuild::lose_duplicates() {
   }
 }
 
-// A chunk belongs to one context (prefixes are not shared). If two chains meet, one of the heads is
-// damaged and nobody can tell which: neither is shown, for one of them would show the other's
-// bytes.
+// A chunk belongs to one context (prefixes are not shared). Where two chains meet, a tip that lies
+// in the middle of the other's chain is the damaged one. Where they meet otherwise nobody can tell
+// which is, and neither is shown: one of them would show the other's bytes.
 void Rebuild::lose_overlaps() {
+  const std::vector<SlotIndex> live = shard_.live_slots();
   std::unordered_map<std::uint32_t, SlotIndex> owner_of_chunk;
-  std::set<SlotIndex> overlapping;
-  for (const SlotIndex slot : shard_.live_slots()) {
-    Tip tip = shard_.head(slot).tip;
-    while (tip.is_chunk()) {
-      const auto [place, first] = owner_of_chunk.try_emplace(tip.chunk().value(), slot);
+  std::set<SlotIndex> lost;
+  for (const SlotIndex slot : live) {
+    const Tip own_tip = shard_.head(slot).tip;
+    for (Tip at = own_tip; at.is_chunk();) {
+      const auto [place, first] = owner_of_chunk.try_emplace(at.chunk().value(), slot);
       if (!first) {
-        overlapping.insert({slot, place->second});
-        break;
+        const SlotIndex other = place->second;
+        const bool is_own_tip = at == own_tip;
+        const bool is_other_tip = at == shard_.head(other).tip;
+        if (is_own_tip || !is_other_tip) lost.insert(slot);
+        if (is_other_tip || !is_own_tip) lost.insert(other);
+        if (!is_other_tip || is_own_tip) break;
+        place->second = slot;  // from here on down the chain is this one's
       }
-      const auto previous = shard_.chunks.word(tip.chunk()).previous;
-      tip = previous ? Tip::at(*previous) : Tip::empty();
+      const auto previous = shard_.chunks.word(at.chunk()).previous;
+      at = previous ? Tip::at(*previous) : Tip::empty();
     }
   }
-  for (const SlotIndex slot : overlapping) lose(slot, MissReason::lost_in_restart);
+  for (const SlotIndex slot : lost) lose(slot, MissReason::lost_in_restart);
 }
 
 void Rebuild::settle_kept_heads() {

@@ -429,7 +429,8 @@ TEST_F(Interleaving, AWorkerThatExecsWhileAForkedChildHoldsTheSocketHoldsNothing
   // Its pins are gone too: the whole budget can be had.
   ASSERT_TRUE(other.context("a").release());
   ASSERT_TRUE(other.open("big", 1));
-  ASSERT_TRUE(other.append("big", 12 * 16, 7));
+  const auto whole_budget = other.append("big", 12 * 16, 7);
+  ASSERT_TRUE(whole_budget) << why(whole_budget) << admin_get(daemon, "/status");
   expect_content(other, "big", 1, 12 * 16, all(12 * 16, 7));
   turns.go_on();
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -75,14 +76,27 @@ class Rebuild : public ::testing::Test {
     }
     return adopted;
   }
+  // Two slots whose heads name one tip chunk.
+  bool has_shared_tip() const {
+    std::set<std::uint32_t> tips;
+    for (std::uint32_t i = 0; i < tables().capacities().slot_count; ++i) {
+      const Tip tip = load_head(tables().slot(SlotIndex{i}).head).tip;
+      if (tip.is_chunk() && !tips.insert(tip.bits()).second) return true;
+    }
+    return false;
+  }
   // Adopts what stands in memory now: verify() is clean, and every context but `damaged` is whole.
   void expect_adoption(const std::string& damaged) {
+    const bool shared_tip = has_shared_tip();
     const auto adopted = adopt();
     ASSERT_TRUE(adopted.has_value()) << adopted.error().message();
     ASSERT_EQ(h.core->verify(), std::nullopt);
     for (const auto& [name, length] : lengths) {
       if (name == damaged) continue;
       auto read = worker.resolve(name, 3, length);
+      if (!read && read.error().is(MissReason::lost_in_restart) && shared_tip) {
+        continue;  // two heads with one tip: nobody can tell which is the damaged one
+      }
       ASSERT_TRUE(read.has_value()) << name << ": " << read.error().message();
       ASSERT_EQ(worker.wrong_bytes(name, 3, *read, std::vector<std::uint32_t>(length, 1)), 0u)
           << name;

@@ -141,7 +141,7 @@ TEST_F(Verify, NamesAKeptHeadOfNoSlot) {
 TEST_F(Verify, NamesAnIndexEntryOfNoSlot) {
   for (auto& entry : tables().index()) {
     if (entry.load() == 0) continue;
-    expect_named(entry, entry.load() | 0x7fff'ffff, "not found by its session");
+    expect_named(entry, entry.load() | 0x7fff'ffff, "there is no such slot");
   }
 }
 
