@@ -53,7 +53,9 @@ if [ ! -f "$build/CMakeCache.txt" ] && command -v ninja >/dev/null; then
 fi
 cmake -S . -B "$build" "${generator[@]}" -DHOTKV_BUILD_TESTS=ON -DHOTKV_SANITIZE="$sanitizer" \
   -DHOTKV_WERROR="$werror"
-cmake --build "$build" --parallel "$jobs"
+targets=()
+for label in "${labels[@]}"; do targets+=(--target "level_$label"); done
+cmake --build "$build" --parallel "$jobs" "${targets[@]}"
 
 # The first finding ends the process, so that a daemon with a finding cannot look like a healthy one.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}

@@ -194,7 +194,7 @@ Core::Impl::Impl(Limits the_limits, std::function<std::uint64_t()> now, PageLive
     : limits(the_limits),
       now_ms(std::move(now)),
       liveness(the_liveness),
-      grants(limits, shards, now_ms, [this](Shard& shard) { reap(shard); }),
+      grants(limits, shards, now_ms, [this](Shard& shard, Reaped whom) { reap(shard, whom); }),
       reclaim(limits, shards) {}
 
 std::string Core::Impl::describe(const Shard& shard) {
@@ -330,11 +330,11 @@ void Core::Impl::end_claims(Shard& shard, PageIndex page) {
   shard.end_claims(page);
 }
 
-void Core::Impl::reap(Shard& shard) {
+void Core::Impl::reap(Shard& shard, Reaped whom) {
   for (const PageIndex page : shard.pages.taken()) {
-    if (shard.pages.has_claims(page) && !liveness.is_alive({shard.id, page})) {
-      end_claims(shard, page);
-    }
+    if (!shard.pages.has_claims(page)) continue;
+    if (whom == Reaped::disconnected && shard.pages.is_connected(page)) continue;
+    if (!liveness.is_alive({shard.id, page})) end_claims(shard, page);
   }
 }
 

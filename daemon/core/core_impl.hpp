@@ -45,8 +45,8 @@ class Core::Impl {
   [[nodiscard]] std::optional<Error> make_slot_room(Shard& shard, const SessionId& session);
   // The client's mapping is gone, whether or not its connection is.
   void end_claims(Shard& shard, PageIndex page);
-  // Asks after every client of the shard and ends the claims of those that are gone.
-  void reap(Shard& shard);
+  // Asks after clients of the shard and ends the claims of those that are gone.
+  void reap(Shard& shard, Reaped whom = Reaped::all);
   void expire(Shard& shard);
   // Drops a shard without contexts and clients, of this owner if one is given.
   bool drop_empty_shard(std::optional<std::uint32_t> owner_uid);

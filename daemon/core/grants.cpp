@@ -12,8 +12,8 @@ namespace {
 // A reader can pin a victim between the choice and the end of it; then there is less than was
 // reckoned, and the choice is made again. More than this is not misfortune but a pinned shard.
 constexpr int kReclaimAttempts = 3;
-// Need of memory is an occasion to ask after every client, which costs a system call each. A client
-// that hung up was asked after then; one that did not can be gone only by an exec.
+// Need of memory is an occasion to ask after clients, which costs a system call each. Those that
+// hung up are few and are asked after every time; those that did not can be gone only by an exec.
 constexpr std::uint64_t kReapIntervalMs = 100;
 
 std::uint64_t chunks_above(std::uint64_t tokens, std::uint64_t chunk_tokens) {
@@ -31,7 +31,7 @@ Error lease_lost(std::string operation, const SessionId& session, std::string ca
 }
 
 Grants::Grants(const Limits& limits, Shards& shards, std::function<std::uint64_t()> now_ms,
-               std::function<void(Shard&)> reap)
+               std::function<void(Shard&, Reaped)> reap)
     : limits_(limits),
       shards_(shards),
       now_ms_(std::move(now_ms)),
@@ -89,10 +89,10 @@ std::optional<Error> Grants::refuse_if_hopeless(const Shard& shard, SlotIndex sl
 std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks) {
   if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
   const std::uint64_t now = now_ms_();
-  const bool reaps = !last_reap_ms_ || now - *last_reap_ms_ >= kReapIntervalMs;
-  if (reaps) last_reap_ms_ = now;
+  const bool asks_all = !last_reap_ms_ || now - *last_reap_ms_ >= kReapIntervalMs;
+  if (asks_all) last_reap_ms_ = now;
   for (const auto& [id, each] : shards_.map()) {
-    if (reaps) reap_(*each);
+    reap_(*each, asks_all ? Reaped::all : Reaped::disconnected);
     each->sweep();
   }
   for (int attempt = 0; attempt < kReclaimAttempts; ++attempt) {

@@ -15,6 +15,9 @@
 
 namespace hotkv::core {
 
+// Which clients to ask after.
+enum class Reaped { disconnected, all };
+
 // An append that finds too little memory books what there is, orders the rest, and waits; what it
 // booked is nobody else's meanwhile. Its answer is made when the order is done, and then by the
 // same checks as at first: a context that was cut off or ended in between is refused, and the
@@ -26,7 +29,7 @@ class Grants {
 
   // `reap` ends the claims of clients of a shard that are gone.
   Grants(const Limits& limits, Shards& shards, std::function<std::uint64_t()> now_ms,
-         std::function<void(Shard&)> reap);
+         std::function<void(Shard&, Reaped)> reap);
 
   // The lease has been checked: the holder of `slot` wants tokens [0, up_to) writable.
   [[nodiscard]] Answer append(ClientId client, SlotIndex slot, TokenCount up_to);
@@ -95,7 +98,7 @@ class Grants {
   const Limits& limits_;
   Shards& shards_;
   std::function<std::uint64_t()> now_ms_;
-  std::function<void(Shard&)> reap_;
+  std::function<void(Shard&, Reaped)> reap_;
   Reclaim reclaim_;
   std::map<std::uint64_t, Order> orders_;
   std::vector<MemoryOrder> new_orders_;
