@@ -64,8 +64,10 @@ std::string marked_word(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
+// "advise" is not among them: memory is provisioned by fallocate, which no advice on a mapping reaches,
+// so the pages would be small ones, and saying otherwise would be a lie.
 bool lets_huge_pages(std::string_view mode) {
-  return mode == "always" || mode == "within_size" || mode == "advise" || mode == "force";
+  return mode == "always" || mode == "within_size" || mode == "force";
 }
 
 }  // namespace
@@ -94,7 +96,7 @@ std::expected<core::Limits, Error> effective_limits(const Config& config,
     return std::unexpected(
         Error{ErrorCode::configuration_error, "configure", "hugepages",
               "required, but /sys/kernel/mm/transparent_hugepage/shmem_enabled is \"" +
-                  facts.shmem_huge_pages + "\"; it must be advise, within_size or always",
+                  facts.shmem_huge_pages + "\"; it must be within_size or always",
               0});
   }
   limits.max_bytes_per_owner = config.max_bytes_per_owner.value_or(0);
