@@ -64,8 +64,8 @@ std::string marked_word(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
-// "advise" is not among them: memory is provisioned by fallocate, which no advice on a mapping reaches,
-// so the pages would be small ones, and saying otherwise would be a lie.
+// "advise" is not among them: memory is provisioned by fallocate, which no advice on a mapping
+// reaches, so the pages would be small ones, and saying otherwise would be a lie.
 bool lets_huge_pages(std::string_view mode) {
   return mode == "always" || mode == "within_size" || mode == "force";
 }
