@@ -37,7 +37,9 @@ class Admin : public ::testing::Test {
   RawClient attached() {
     RawClient client(daemon_.control_path());
     client.hello();
-    EXPECT_EQ(client.attach(small_recipe("m\"o\\d\ne\xff"), Access::write).header.status, 0U);
+    const RawReply reply = client.attach(small_recipe("m\"o\\d\ne\xff"), Access::write);
+    EXPECT_EQ(reply.header.status, 0U);
+    client.stay_alive(reply);
     return client;
   }
   ProgramResult ctl(std::vector<std::string> arguments) {

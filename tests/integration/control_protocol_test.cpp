@@ -47,7 +47,9 @@ class ControlProtocol : public ::testing::Test {
   RawClient attached(Access access = Access::write, const Recipe& recipe = small_recipe()) {
     RawClient client = connected();
     EXPECT_EQ(client.hello().header.status, 0U);
-    EXPECT_EQ(client.attach(recipe, access).header.status, 0U);
+    const RawReply reply = client.attach(recipe, access);
+    EXPECT_EQ(reply.header.status, 0U);
+    client.stay_alive(reply);
     return client;
   }
 
@@ -154,7 +156,7 @@ TEST_F(ControlProtocol, EnumeratorsThatDoNotExistAreRefused) {
     EXPECT_TRUE(client.ask(make_frame<AttachRequest>(Type::attach, 1, {attach}))
                     .is_error(ErrorCode::protocol_error));
   }
-  client.attach(small_recipe(), Access::read);
+  client.stay_alive(client.attach(small_recipe(), Access::read));
   ExplainOperation explain{};
   explain.context = context_name("a", 1);
   for (const std::uint32_t match : {0U, 4U}) {

@@ -39,7 +39,7 @@ TEST(DaemonLifecycle, SigtermAndSigintEndItInOrderAndRemoveItsSockets) {
     ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
     RawClient client(daemon.control_path());
     client.hello();
-    client.attach(small_recipe(), Access::write);
+    client.stay_alive(client.attach(small_recipe(), Access::write));
     daemon.signal(signal);
     EXPECT_EQ(daemon.wait_exit(), 0) << daemon.err();
     EXPECT_FALSE(client.receive().has_value());

@@ -1,5 +1,6 @@
 #include "tests/support/raw_client.hpp"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -113,6 +114,11 @@ RawReply RawClient::ask(std::span<const std::byte> frame) {
 RawReply RawClient::hello() {
   return ask(make_frame<protocol::HelloRequest>(Type::hello, ++last_request_id_,
                                                 {{protocol::kVersionMin, protocol::kVersionMax}}));
+}
+
+void RawClient::stay_alive(const RawReply& attached) {
+  if (attached.descriptors.count != protocol::kAttachDescriptors) return;
+  page_ = UniqueFd(::fcntl(attached.descriptors.fds[2].get(), F_DUPFD_CLOEXEC, 0));
 }
 
 RawReply RawClient::attach(const Recipe& recipe, Access access) {

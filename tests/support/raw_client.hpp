@@ -69,6 +69,9 @@ class RawClient {
 
   RawReply hello();
   RawReply attach(const Recipe& recipe, Access access);
+  // Keeps the descriptor that carries the lock of this client's page, as a mapping of it would: to
+  // the daemon a client without either is gone, and its connection is ended.
+  void stay_alive(const RawReply& attached);
 
   // One message; result i belongs to operation i. Empty after a frame-level refusal.
   template <class Operation>
@@ -93,6 +96,7 @@ class RawClient {
 
  private:
   UniqueFd socket_;
+  UniqueFd page_;
   Fingerprint fingerprint_{};
   std::uint64_t last_request_id_ = 0;
 };
