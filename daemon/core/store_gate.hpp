@@ -1,9 +1,9 @@
 #pragma once
 // The one door through which the core stores to a shard's files.
 //
-// What the files say after any single store must be enough for the next daemon (see rebuild.hpp), so
-// each store is one atomic word, compiled in program order (release or stronger), and a test can stop
-// the core before any one of them.
+// What the files say after any single store must be enough for the next daemon (see rebuild.hpp),
+// so each store is one atomic word, compiled in program order (release or stronger), and a test can
+// stop the core before any one of them.
 
 #include <atomic>
 #include <cstdint>
