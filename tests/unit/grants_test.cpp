@@ -232,10 +232,8 @@ TEST_F(Grants, WorkersThatDieBetweenReservingAndPublishingDoNotFillTheBudget) {
   runner->run_all();
 }
 
-// Fails, and FR-004 asks for it: room granted behind the published length stays with the context
-// when its holder is gone, until the context ends, is truncated, closed or taken from a live
-// holder. An idle context of one token can hold the whole budget, and pays for it by being evicted
-// whole.
+// FR-004: room granted behind the published length goes back when its holder is gone; else an idle
+// context of one token could hold the whole budget.
 TEST_F(Grants, GrantsOfADeadHolderAreFreeAgain) {
   ASSERT_TRUE(worker->open("a", 1));
   ASSERT_TRUE(worker->append("a", 1, 20));

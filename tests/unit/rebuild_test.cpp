@@ -220,7 +220,7 @@ TEST_F(Rebuild, AHigherEpochInTheLedgerThanInTheSlotIsSuperseded) {
   expect_adoption("b");
 }
 
-// Fails: the generation after the greatest number is 0, and numbers repeat from here on.
+// The generation after the greatest number would be 0, and numbers would repeat from there on.
 TEST_F(Rebuild, AGenerationBeyondAllOthersDoesNotBeginAgainAtZero) {
   const SlotIndex slot = slot_of("c");
   tables().slot(slot).head =
@@ -229,8 +229,7 @@ TEST_F(Rebuild, AGenerationBeyondAllOthersDoesNotBeginAgainAtZero) {
   EXPECT_NE(load_head(tables().slot(slot).head).generation, Generation{0});
 }
 
-// Fails: two contexts own one chunk, both are live, and the empty one is let write into it in
-// place.
+// Two live contexts that own one chunk would write into each other in place.
 TEST_F(Rebuild, ATipIntoAnotherContextsChainIsNotAdopted) {
   SlotRecord& empty = tables().slot(slot_of("empty"));
   const auto a = load_head(tables().slot(slot_of("a")).head);
@@ -366,9 +365,8 @@ TEST_F(Rebuild, ExtentsWithoutMemoryTakeTheirContextsAlong) {
   EXPECT_EQ(miss.miss().known_length, TokenCount{0});
 }
 
-// Fails: lose_duplicates() buries the session that goes on living in the other slot, and nothing
-// revives it: verify() says "live, but the ledger has a fate", and a full ledger may forget it
-// while it lives.
+// The session goes on living in the other slot, so its ledger record must have no fate, and a full
+// ledger must not forget it.
 TEST_F(Rebuild, OneSessionInTwoSlotsKeepsTheHigherEpoch) {
   SlotRecord& twin = tables().slot(slot_of("b"));
   for (std::size_t i = 0; i < SessionId::kWords; ++i) twin.id[i] = id("a").words()[i];
