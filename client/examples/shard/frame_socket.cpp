@@ -1,0 +1,206 @@
+#include "client/examples/shard/frame_socket.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <utility>  // before Asio: Boost 1.74's headers miss it
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/write.hpp>
+
+namespace hotkv::shard {
+namespace {
+
+namespace asio = boost::asio;
+using Protocol = asio::local::stream_protocol;
+using boost::system::error_code;
+using Length = std::array<unsigned char, 4>;
+
+Length length_of(const std::string& frame) {
+  const auto size = static_cast<std::uint32_t>(frame.size());
+  return {static_cast<unsigned char>(size), static_cast<unsigned char>(size >> 8),
+          static_cast<unsigned char>(size >> 16), static_cast<unsigned char>(size >> 24)};
+}
+
+std::uint32_t size_of(const Length& length) {
+  return length[0] | std::uint32_t{length[1]} << 8 | std::uint32_t{length[2]} << 16 |
+         std::uint32_t{length[3]} << 24;
+}
+
+Error failure(std::string operation, const std::filesystem::path& path, const error_code& code) {
+  return {ErrorCode::system_error, std::move(operation), path.string(), code.message(),
+          code.value()};
+}
+
+// sockaddr_un holds 107 bytes and their end.
+std::expected<void, Error> check_path(const std::filesystem::path& path) {
+  if (!path.empty() && path.native().size() <= 107) return {};
+  return std::unexpected(
+      Error{ErrorCode::invalid_argument, "use socket", path.string(),
+            "a path of " + std::to_string(path.native().size()) + " bytes, not 1 to 107"});
+}
+
+// Reads frames of one client and writes the answers, each after the other. Kept alive by the
+// operation that it waits for.
+class Conversation : public std::enable_shared_from_this<Conversation> {
+ public:
+  Conversation(Protocol::socket socket,
+               const std::function<std::string(const std::string&)>& answer)
+      : socket_(std::move(socket)), answer_(answer) {}
+
+  void read_frame() {
+    asio::async_read(socket_, asio::buffer(length_),
+                     [self = shared_from_this()](error_code code, std::size_t) {
+                       if (code || size_of(self->length_) > kFrameBytesMax) return;  // hangs up
+                       self->frame_.resize(size_of(self->length_));
+                       self->read_body();
+                     });
+  }
+
+ private:
+  void read_body() {
+    asio::async_read(socket_, asio::buffer(frame_),
+                     [self = shared_from_this()](error_code code, std::size_t) {
+                       if (code) return;
+                       self->frame_ = self->answer_(self->frame_);
+                       self->length_ = length_of(self->frame_);
+                       self->write_answer();
+                     });
+  }
+  void write_answer() {
+    const std::array<asio::const_buffer, 2> buffers{asio::buffer(length_), asio::buffer(frame_)};
+    asio::async_write(socket_, buffers, [self = shared_from_this()](error_code code, std::size_t) {
+      if (!code) self->read_frame();
+    });
+  }
+
+  Protocol::socket socket_;
+  const std::function<std::string(const std::string&)>& answer_;
+  Length length_{};
+  std::string frame_;
+};
+
+void accept_next(Protocol::acceptor& acceptor,
+                 const std::function<std::string(const std::string&)>& answer) {
+  acceptor.async_accept([&](error_code code, Protocol::socket socket) {
+    if (code == asio::error::operation_aborted) return;
+    if (!code) std::make_shared<Conversation>(std::move(socket), answer)->read_frame();
+    accept_next(acceptor, answer);
+  });
+}
+
+// A socket file that nobody listens on is what a killed server leaves.
+std::expected<void, Error> remove_stale(asio::io_context& context,
+                                        const std::filesystem::path& path) {
+  error_code code;
+  Protocol::socket probe(context);
+  probe.connect(Protocol::endpoint(path.string()), code);
+  if (!code) {
+    return std::unexpected(
+        Error{ErrorCode::address_in_use, "listen", path.string(), "a live shard is there"});
+  }
+  if (code == asio::error::connection_refused) ::unlink(path.c_str());
+  return {};
+}
+
+}  // namespace
+
+struct FrameClient::State {
+  asio::io_context context;
+  Protocol::socket socket{context};
+
+  // Runs one asynchronous operation to its end, or cuts it off. True if it completed.
+  template <class Start>
+  error_code await(std::chrono::steady_clock::time_point end, Start start) {
+    error_code outcome = asio::error::timed_out;
+    start([&outcome](error_code code, std::size_t) { outcome = code; });
+    context.restart();
+    context.run_until(end);
+    if (!context.stopped()) {
+      error_code ignored;
+      socket.close(ignored);
+      context.run();  // the cut-off operation's handler, which writes to `outcome`
+      outcome = asio::error::timed_out;
+    }
+    return outcome;
+  }
+};
+
+FrameClient::FrameClient(std::filesystem::path path)
+    : path_(std::move(path)), state_(std::make_unique<State>()) {}
+FrameClient::~FrameClient() = default;
+
+std::expected<std::string, Error> FrameClient::exchange(const std::string& frame,
+                                                        std::chrono::milliseconds deadline) {
+  if (auto usable = check_path(path_); !usable) return std::unexpected(usable.error());
+  if (frame.size() > kFrameBytesMax) {
+    return std::unexpected(
+        Error{ErrorCode::invalid_argument, "send frame", path_.string(),
+              std::to_string(frame.size()) + " bytes, at most " + std::to_string(kFrameBytesMax)});
+  }
+  const auto end = std::chrono::steady_clock::now() + deadline;
+  const auto failed = [&](std::string operation, error_code code) {
+    error_code ignored;
+    state_->socket.close(ignored);
+    Error error = failure(std::move(operation), path_, code);
+    if (code == asio::error::timed_out) error.code = ErrorCode::deadline_exceeded;
+    if (code == asio::error::eof) error.cause = "the other side hung up";
+    return std::unexpected(std::move(error));
+  };
+  error_code code;
+  if (!state_->socket.is_open()) {
+    // Of a Unix socket this succeeds or fails at once, unless its backlog is full.
+    state_->socket.connect(Protocol::endpoint(path_.string()), code);
+    if (code) return failed("connect", code);
+  }
+  const Length length = length_of(frame);
+  const std::array<asio::const_buffer, 2> buffers{asio::buffer(length), asio::buffer(frame)};
+  code = state_->await(
+      end, [&](auto done) { asio::async_write(state_->socket, buffers, std::move(done)); });
+  if (code) return failed("send frame", code);
+  Length reply_length{};
+  code = state_->await(end, [&](auto done) {
+    asio::async_read(state_->socket, asio::buffer(reply_length), std::move(done));
+  });
+  if (code) return failed("receive frame", code);
+  if (size_of(reply_length) > kFrameBytesMax) {
+    return failed("receive frame", error_code(EMSGSIZE, boost::system::generic_category()));
+  }
+  std::string reply(size_of(reply_length), '\0');
+  code = state_->await(end, [&](auto done) {
+    asio::async_read(state_->socket, asio::buffer(reply), std::move(done));
+  });
+  if (code) return failed("receive frame", code);
+  return reply;
+}
+
+std::expected<void, Error> serve_frames(
+    const std::filesystem::path& path, const std::function<void()>& on_listening,
+    const std::function<std::string(const std::string&)>& answer) {
+  if (auto usable = check_path(path); !usable) return usable;
+  asio::io_context context(1);
+  asio::signal_set signals(context, SIGTERM, SIGINT);
+  signals.async_wait([&](error_code, int) { context.stop(); });
+  if (auto removed = remove_stale(context, path); !removed) return removed;
+  Protocol::acceptor acceptor(context);
+  error_code code;
+  acceptor.open(Protocol(), code);
+  const mode_t old_mask = ::umask(0177);  // the file is born with its mode
+  acceptor.bind(Protocol::endpoint(path.string()), code);
+  ::umask(old_mask);
+  if (code) return std::unexpected(failure("bind", path, code));
+  acceptor.listen(asio::socket_base::max_listen_connections, code);
+  if (code) return std::unexpected(failure("listen", path, code));
+  on_listening();
+  accept_next(acceptor, answer);
+  context.run();
+  ::unlink(path.c_str());
+  return {};
+}
+
+}  // namespace hotkv::shard

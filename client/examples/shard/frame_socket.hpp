@@ -1,0 +1,48 @@
+#pragma once
+// Frames between routers and shards: four bytes of length, little-endian, and that many bytes, over
+// a Unix stream socket.
+
+#include <chrono>
+#include <cstddef>
+#include <expected>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <hotkv/error.hpp>
+
+namespace hotkv::shard {
+
+// A slice of 128 tokens of a model of dimension 16384, and some.
+inline constexpr std::size_t kFrameBytesMax = 16u << 20;
+
+// One conversation with a server: a frame there, a frame back. Connects when it has something to
+// say; after a failure the next exchange connects anew. One thread's.
+class FrameClient {
+ public:
+  explicit FrameClient(std::filesystem::path path);
+  ~FrameClient();
+  FrameClient(const FrameClient&) = delete;
+  FrameClient& operator=(const FrameClient&) = delete;
+
+  // Errors: system_error if nobody listens or the other side hangs up; deadline_exceeded;
+  // invalid_argument for a frame beyond kFrameBytesMax. The other side may have done what was
+  // asked.
+  [[nodiscard]] std::expected<std::string, Error> exchange(const std::string& frame,
+                                                           std::chrono::milliseconds deadline);
+
+ private:
+  struct State;
+  std::filesystem::path path_;
+  std::unique_ptr<State> state_;
+};
+
+// Answers frames of any number of clients, one after the other, until SIGTERM or SIGINT. The socket
+// file is its user's alone. One that a dead server left behind is replaced.
+// Errors: address_in_use if a live server is there, system_error.
+[[nodiscard]] std::expected<void, Error> serve_frames(
+    const std::filesystem::path& path, const std::function<void()>& on_listening,
+    const std::function<std::string(const std::string&)>& answer);
+
+}  // namespace hotkv::shard

@@ -1,0 +1,56 @@
+#pragma once
+// The router of one sequence: asks the head for token after token, whoever dies meanwhile.
+
+#include <chrono>
+#include <cstdint>
+#include <expected>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "client/adapter/llama/tokenizer.hpp"
+#include "client/examples/shard/frame_socket.hpp"
+#include "client/examples/shard/message.hpp"
+#include "client/examples/shard/transcript.hpp"
+
+namespace hotkv::shard {
+
+struct StoryOptions {
+  std::filesystem::path head;                 // where the head listens
+  std::size_t steps = 200;                    // tokens to be written in all, beside the prompt
+  std::uint32_t context_tokens_max = 0;       // the model's; a longer story ends there
+  std::chrono::milliseconds pace{0};          // from token to token, for people who watch
+  std::chrono::milliseconds patience{30000};  // how long one token may take, interruptions included
+};
+
+// Text goes to stdout as it is written; what happens to the workers, to stderr.
+class Story {
+ public:
+  Story(StoryOptions options, const llama::Tokenizer& tokenizer, Transcript transcript);
+
+  // Writes until there are `steps` tokens, or the model ends the sequence, then gives the leases
+  // back: the sequence stays cached for whoever goes on with it.
+  // Errors: what is no use to ask again for (a wrong request, a budget that does not suffice), and
+  // deadline_exceeded after `patience`, with the last obstacle.
+  [[nodiscard]] std::expected<void, Error> write();
+
+ private:
+  [[nodiscard]] std::expected<adapter::Advance, Refusal> ask_once();
+  [[nodiscard]] std::expected<adapter::Advance, Error> ask_until_answered();
+  void print_text();
+  void say(const std::string& what);
+  void say_who();
+
+  StoryOptions options_;
+  const llama::Tokenizer* tokenizer_;
+  Transcript transcript_;
+  FrameClient head_;
+  std::size_t printed_ = 1;    // tokens whose text is out; the first has none
+  bool is_line_open_ = false;  // text since the last line end
+  std::optional<std::uint64_t> reused_;  // by the first step: what was there from before
+  std::uint64_t recomputed_ = 0;
+  std::uint64_t interruptions_ = 0;
+  std::string who_;  // the workers, as last said
+};
+
+}  // namespace hotkv::shard

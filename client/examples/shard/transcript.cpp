@@ -1,0 +1,99 @@
+#include "client/examples/shard/transcript.hpp"
+
+#include <charconv>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace hotkv::shard {
+namespace {
+
+using adapter::TokenId;
+using nlohmann::json;
+
+// The line at the front of `text`, which is taken off; nothing if no line ends in it.
+std::optional<std::string_view> take_line(std::string_view& text) {
+  const std::size_t end = text.find('\n');
+  if (end == std::string_view::npos) return std::nullopt;
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(end + 1);
+  return line;
+}
+
+std::string header_of(const Transcript::Beginning& beginning) {
+  return json{{"session", beginning.key.session.escaped()},
+              {"epoch", beginning.key.epoch.value()},
+              {"model", beginning.model_id},
+              {"prompt", beginning.prompt}}
+      .dump();
+}
+
+}  // namespace
+
+std::expected<Transcript, Error> Transcript::open(const std::filesystem::path& path,
+                                                  const Beginning& beginning) {
+  Transcript transcript(beginning);
+  transcript.path_ = path;
+  if (path.empty()) return transcript;
+  std::string text;
+  if (std::ifstream old(path, std::ios::binary); old) {
+    text.assign(std::istreambuf_iterator<char>(old), std::istreambuf_iterator<char>());
+  }
+  if (auto read = transcript.read(text); !read) return std::unexpected(read.error());
+  // Written anew: whatever was cut off at its end must not run into the next line.
+  transcript.file_.open(path, std::ios::binary | std::ios::trunc);
+  transcript.file_ << header_of(transcript.beginning_) << '\n';
+  for (std::size_t i = transcript.prompt().size(); i < transcript.tokens_.size(); ++i) {
+    transcript.file_ << transcript.tokens_[i] << '\n';
+  }
+  if (!transcript.file_.flush()) {
+    return std::unexpected(system_error("write transcript", path.string()));
+  }
+  return transcript;
+}
+
+std::expected<void, Error> Transcript::read(const std::string& text) {
+  const auto refused = [&](const std::string& cause) {
+    return std::unexpected(
+        Error{ErrorCode::invalid_argument, "read transcript", path_.string(), cause});
+  };
+  std::string_view rest = text;
+  const auto header = take_line(rest);
+  if (!header) return {};  // a new one, or one that died before its first line was whole
+  try {
+    const json first = json::parse(*header);
+    const auto session = unescape_bytes(first.at("session").get<std::string>());
+    if (!session) return refused(session.error().message());
+    const auto id = SessionId::from(*session);
+    if (!id) return refused(id.error().message());
+    if (first.at("model") != beginning_.model_id) {
+      return refused("it is of model " + first.at("model").dump() + ", not " + beginning_.model_id);
+    }
+    beginning_.key = {*id, Epoch{first.at("epoch").get<std::uint64_t>()}};
+    beginning_.prompt = first.at("prompt").get<std::vector<TokenId>>();
+  } catch (const json::exception& failure) {
+    return refused(failure.what());
+  }
+  tokens_ = beginning_.prompt;
+  while (const auto line = take_line(rest)) {
+    TokenId token = 0;
+    const auto [end, code] = std::from_chars(line->begin(), line->end(), token);
+    if (code != std::errc() || end != line->end()) {
+      return refused("line " + std::to_string(written() + 2) + " is no token");
+    }
+    tokens_.push_back(token);
+  }
+  return {};
+}
+
+std::expected<void, Error> Transcript::add(TokenId token) {
+  tokens_.push_back(token);
+  if (path_.empty()) return {};
+  file_ << token << '\n';
+  if (!file_.flush()) return std::unexpected(system_error("write transcript", path_.string()));
+  return {};
+}
+
+}  // namespace hotkv::shard
