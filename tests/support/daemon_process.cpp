@@ -19,6 +19,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <thread>
 
 extern char** environ;
 
@@ -136,6 +137,60 @@ ProgramResult run_program(const std::string& name, const std::vector<std::string
                            .err = err});
   const int exit_code = reap(pid, open_pidfd(pid));
   return {exit_code, read_file(out), read_file(err)};
+}
+
+ProgramProcess::ProgramProcess(const std::string& name, const std::vector<std::string>& arguments)
+    : pid_(spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / name,
+                  .arguments = arguments,
+                  .variables = {},
+                  .out = directory_.path() / "out",
+                  .err = directory_.path() / "err"})) {
+  ended_ = open_pidfd(pid_);
+}
+
+ProgramProcess::~ProgramProcess() {
+  kill();
+}
+
+bool ProgramProcess::has_ended() const {
+  pollfd entry{.fd = ended_.get(), .events = POLLIN, .revents = 0};
+  return pid_ <= 0 || ::poll(&entry, 1, 0) == 1;
+}
+
+void ProgramProcess::stop() const {
+  ::kill(pid_, SIGSTOP);
+  ::waitpid(pid_, nullptr, WUNTRACED);
+}
+
+void ProgramProcess::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+int ProgramProcess::wait_exit() {
+  if (pid_ <= 0) return -1;
+  return reap(std::exchange(pid_, -1), ended_);
+}
+
+void ProgramProcess::kill() {
+  signal(SIGKILL);
+  wait_exit();
+}
+
+std::string ProgramProcess::out() const {
+  return read_file(directory_.path() / "out");
+}
+
+std::string ProgramProcess::err() const {
+  return read_file(directory_.path() / "err");
+}
+
+bool eventually(const std::function<bool()>& is_so) {
+  const auto deadline = Clock::now() + 2 * kPatience;
+  while (!is_so()) {
+    if (Clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 DaemonProcess::DaemonProcess(DaemonOptions options)

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,36 @@ struct ProgramResult {
 // Runs a program of the build to its end.
 [[nodiscard]] ProgramResult run_program(const std::string& name,
                                         const std::vector<std::string>& arguments);
+
+// A program of the build that goes on beside the test. Killed and reaped with this object.
+class ProgramProcess {
+ public:
+  ProgramProcess(const std::string& name, const std::vector<std::string>& arguments);
+  ~ProgramProcess();
+  ProgramProcess(const ProgramProcess&) = delete;
+  ProgramProcess& operator=(const ProgramProcess&) = delete;
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] bool has_ended() const;
+  // SIGSTOP; returns once every thread of it is stopped.
+  void stop() const;
+  void signal(int number) const;
+  // Its exit code, once it has ended: -1 if by a signal, or not within ten seconds.
+  int wait_exit();
+  // SIGKILL, and waits.
+  void kill();
+  // What it has written so far.
+  [[nodiscard]] std::string out() const;
+  [[nodiscard]] std::string err() const;
+
+ private:
+  TemporaryDirectory directory_;
+  UniqueFd ended_;  // readable once it has ended
+  pid_t pid_ = -1;  // -1: reaped
+};
+
+// Looks until `is_so()` or for twenty seconds; what it saw last.
+[[nodiscard]] bool eventually(const std::function<bool()>& is_so);
 
 struct DaemonOptions {
   std::vector<std::string> flags{};           // beside those for sockets

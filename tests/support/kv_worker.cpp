@@ -140,4 +140,8 @@ std::uint64_t account_bytes(const DaemonProcess& daemon, const std::string& name
   return admin_json(daemon, "/status").at("account").at(name).get<std::uint64_t>();
 }
 
+std::uint64_t frames_received(const DaemonProcess& daemon) {
+  return admin_json(daemon, "/status").at("server").at("frames_received").get<std::uint64_t>();
+}
+
 }  // namespace hotkv::testing

@@ -86,4 +86,7 @@ class Turns {
 // A number in the account of /status: "used_bytes", "provisioned_bytes", …
 [[nodiscard]] std::uint64_t account_bytes(const DaemonProcess& daemon, const std::string& name);
 
+// Frames that it has received from all clients so far.
+[[nodiscard]] std::uint64_t frames_received(const DaemonProcess& daemon);
+
 }  // namespace hotkv::testing
