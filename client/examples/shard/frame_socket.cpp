@@ -144,7 +144,16 @@ std::expected<std::string, Error> FrameClient::exchange(const std::string& frame
               std::to_string(frame.size()) + " bytes, at most " + std::to_string(kFrameBytesMax)});
   }
   const auto end = std::chrono::steady_clock::now() + deadline;
-  const auto failed = [&](std::string operation, error_code code) {
+  const bool is_old_connection = state_->socket.is_open();
+  auto reply = try_exchange(frame, end);
+  const bool is_dead = !reply && reply.error().code == ErrorCode::system_error;
+  return is_dead && is_old_connection ? try_exchange(frame, end) : std::move(reply);
+}
+
+std::expected<std::string, Error> FrameClient::try_exchange(
+    const std::string& frame, std::chrono::steady_clock::time_point end) {
+  error_code code;
+  const auto failed = [&](std::string operation) {
     error_code ignored;
     state_->socket.close(ignored);
     Error error = failure(std::move(operation), path_, code);
@@ -152,30 +161,31 @@ std::expected<std::string, Error> FrameClient::exchange(const std::string& frame
     if (code == asio::error::eof) error.cause = "the other side hung up";
     return std::unexpected(std::move(error));
   };
-  error_code code;
   if (!state_->socket.is_open()) {
     // Of a Unix socket this succeeds or fails at once, unless its backlog is full.
     state_->socket.connect(Protocol::endpoint(path_.string()), code);
-    if (code) return failed("connect", code);
+    if (code) return failed("connect");
   }
   const Length length = length_of(frame);
   const std::array<asio::const_buffer, 2> buffers{asio::buffer(length), asio::buffer(frame)};
   code = state_->await(
       end, [&](auto done) { asio::async_write(state_->socket, buffers, std::move(done)); });
-  if (code) return failed("send frame", code);
+  if (code) return failed("send frame");
+  const auto receive = [&](asio::mutable_buffer into) {
+    return state_->await(
+        end, [&](auto done) { asio::async_read(state_->socket, into, std::move(done)); });
+  };
   Length reply_length{};
-  code = state_->await(end, [&](auto done) {
-    asio::async_read(state_->socket, asio::buffer(reply_length), std::move(done));
-  });
-  if (code) return failed("receive frame", code);
+  code = receive(asio::buffer(reply_length));
+  if (code) return failed("receive frame");
+  std::string reply;
   if (size_of(reply_length) > kFrameBytesMax) {
-    return failed("receive frame", error_code(EMSGSIZE, boost::system::generic_category()));
+    code = error_code(EMSGSIZE, boost::system::generic_category());
+    return failed("receive frame");
   }
-  std::string reply(size_of(reply_length), '\0');
-  code = state_->await(end, [&](auto done) {
-    asio::async_read(state_->socket, asio::buffer(reply), std::move(done));
-  });
-  if (code) return failed("receive frame", code);
+  reply.resize(size_of(reply_length));
+  code = receive(asio::buffer(reply));
+  if (code) return failed("receive frame");
   return reply;
 }
 

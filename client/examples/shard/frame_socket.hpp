@@ -19,6 +19,10 @@ inline constexpr std::size_t kFrameBytesMax = 16u << 20;
 
 // One conversation with a server: a frame there, a frame back. Connects when it has something to
 // say; after a failure the next exchange connects anew. One thread's.
+//
+// A connection of an earlier exchange may turn out to be dead: its server was killed meanwhile.
+// Then the frame is sent once more, to whoever listens there now. So a frame can be answered twice,
+// and is one for which that does no harm.
 class FrameClient {
  public:
   explicit FrameClient(std::filesystem::path path);
@@ -34,6 +38,8 @@ class FrameClient {
 
  private:
   struct State;
+  [[nodiscard]] std::expected<std::string, Error> try_exchange(
+      const std::string& frame, std::chrono::steady_clock::time_point end);
   std::filesystem::path path_;
   std::unique_ptr<State> state_;
 };

@@ -45,7 +45,6 @@ Story::Story(StoryOptions options, const llama::Tokenizer& tokenizer, Transcript
       head_(options_.head) {}
 
 std::expected<void, Error> Story::write() {
-  say_who();
   print_text();
   while (transcript_.written() < options_.steps &&
          transcript_.tokens().size() < options_.context_tokens_max) {
@@ -63,8 +62,8 @@ std::expected<void, Error> Story::write() {
   if (is_line_open_) std::printf("\n");
   std::fflush(stdout);
   is_line_open_ = false;
-  say(std::to_string(transcript_.written()) + " tokens written; reused=" + std::to_string(reused_.value_or(0)) +
-      " recomputed=" + std::to_string(recomputed_) +
+  say(std::to_string(transcript_.written()) + " tokens written; reused=" +
+      std::to_string(reused_.value_or(0)) + " recomputed=" + std::to_string(recomputed_) +
       " interruptions=" + std::to_string(interruptions_));
   return {};
 }
@@ -92,7 +91,10 @@ std::expected<Advance, Error> Story::ask_until_answered() {
   for (;;) {
     auto next = ask_once();
     if (next) {
-      if (!reused_) reused_ = next->reused.value();
+      if (!reused_) {
+        reused_ = next->reused.value();
+        say_who();
+      }
       recomputed_ += next->recomputed.value();
       if (!said.empty() || next->why || next->recomputed > TokenCount{0}) {
         if (next->why) say(next->why->message());

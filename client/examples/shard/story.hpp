@@ -45,8 +45,8 @@ class Story {
   const llama::Tokenizer* tokenizer_;
   Transcript transcript_;
   FrameClient head_;
-  std::size_t printed_ = 1;    // tokens whose text is out; the first has none
-  bool is_line_open_ = false;  // text since the last line end
+  std::size_t printed_ = 1;              // tokens whose text is out; the first has none
+  bool is_line_open_ = false;            // text since the last line end
   std::optional<std::uint64_t> reused_;  // by the first step: what was there from before
   std::uint64_t recomputed_ = 0;
   std::uint64_t interruptions_ = 0;
