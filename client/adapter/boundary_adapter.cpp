@@ -1,5 +1,6 @@
 #include "client/adapter/boundary_adapter.hpp"
 
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -63,7 +64,7 @@ std::vector<ShardResult> BoundaryAdapter::run(std::span<const ShardInput> batch)
   for (Sequence& sequence : sequences) {
     if (sequence.is_going()) publish(sequence);
     if (!sequence.is_going()) {
-      results.emplace_back(std::unexpected(std::move(*sequence.refusal)));
+      results.emplace_back(std::unexpected(ShardRefusal(std::move(*sequence.refusal))));
     } else {
       results.emplace_back(ShardOutput{std::move(sequence.residual), sequence.token});
     }
@@ -111,46 +112,71 @@ void BoundaryAdapter::refuse(Sequence& sequence, Refusal refusal) {
   sequence.refusal = std::move(refusal);
 }
 
-// The view of what the step builds on, or what must be done before there can be one. It is asked
-// for before the context is opened: opening makes an empty one, and the reason of a miss would be
-// lost.
-void BoundaryAdapter::look_up(Sequence& sequence) {
+std::optional<CacheMiss> BoundaryAdapter::look(Sequence& sequence) const {
   const ShardInput& input = sequence.input;
+  sequence.view.reset();
+  sequence.is_too_long = false;
   auto view = client_.resolve(input.key.session, input.key.epoch, input.position);
   if (view) {
     sequence.view = std::move(*view);
-    return;
+    return std::nullopt;
   }
   const CacheMiss& miss = view.error();
-  if (miss.reason == MissReason::seq_len_mismatch && miss.known_length > input.position) {
-    sequence.is_too_long = true;
-    return;
-  }
+  sequence.is_too_long =
+      miss.reason == MissReason::seq_len_mismatch && miss.known_length > input.position;
+  return sequence.is_too_long ? std::nullopt : std::optional(miss);
+}
+
+// Before anything is opened: opening makes an empty context where there is none, and the reason of
+// the miss would be lost.
+void BoundaryAdapter::look_up(Sequence& sequence) {
+  const ShardInput& input = sequence.input;
+  const auto miss = look(sequence);
+  if (!miss) return;
   const bool begins_anew = input.position == TokenCount{0} &&
-                           miss.reason != MissReason::daemon_unavailable &&
-                           miss.reason != MissReason::superseded_epoch;
-  if (!begins_anew) return refuse(sequence, miss);
+                           miss->reason != MissReason::daemon_unavailable &&
+                           miss->reason != MissReason::superseded_epoch;
+  if (!begins_anew) return refuse(sequence, *miss);
   held_.erase({input.key.session, input.key.epoch});  // of a context that is gone
 }
 
+void BoundaryAdapter::let_go_of_old() {
+  while (held_.size() > kHeldMax) {
+    const auto oldest = std::ranges::min_element(
+        held_, {}, [](const auto& entry) { return entry.second.last_step; });
+    if (oldest->second.last_step == step_) return;  // all are of this very step
+    held_.erase(oldest);                            // the context's destructor gives the lease back
+  }
+}
+
 void BoundaryAdapter::open(std::vector<Sequence>& sequences) {
+  ++step_;
   std::vector<ContextKey> keys;
   std::vector<Sequence*> asking;
   for (Sequence& sequence : sequences) {
+    if (!sequence.is_going()) continue;
     const ContextKey& key = sequence.input.key;
-    if (!sequence.is_going() || held_.contains({key.session, key.epoch})) continue;
-    keys.push_back(key);
-    asking.push_back(&sequence);
+    const auto held = held_.find({key.session, key.epoch});
+    if (held != held_.end()) {
+      held->second.last_step = step_;
+    } else {
+      keys.push_back(key);
+      asking.push_back(&sequence);
+    }
   }
   if (keys.empty()) return;
   auto contexts = client_.open(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (!contexts[i]) {
       refuse(*asking[i], contexts[i].error());
-    } else {
-      held_.emplace(Name{keys[i].session, keys[i].epoch}, std::move(*contexts[i]));
+      continue;
     }
+    held_.insert_or_assign({keys[i].session, keys[i].epoch}, Held{std::move(*contexts[i]), step_});
+    // Looked at again under the lease: until now another worker could roll back and publish other
+    // tokens of the same number.
+    if (const auto miss = look(*asking[i])) refuse(*asking[i], *miss);
   }
+  let_go_of_old();
 }
 
 void BoundaryAdapter::truncate(std::vector<Sequence>& sequences) {
@@ -159,24 +185,21 @@ void BoundaryAdapter::truncate(std::vector<Sequence>& sequences) {
   for (Sequence& sequence : sequences) {
     if (!sequence.is_going() || !sequence.is_too_long) continue;
     const ContextKey& key = sequence.input.key;
-    requests.push_back({&held_.at({key.session, key.epoch}), sequence.input.position});
+    requests.push_back({&held_.at({key.session, key.epoch}).context, sequence.input.position});
     asking.push_back(&sequence);
   }
-  if (!requests.empty()) {
-    auto outcomes = client_.truncate(requests);
-    for (std::size_t i = 0; i < outcomes.size(); ++i) {
-      if (!outcomes[i]) refuse(*asking[i], outcomes[i].error());
-    }
-  }
-  // Now there must be a view of the right length: of what was rolled back, or of nothing at all.
-  for (Sequence& sequence : sequences) {
-    if (!sequence.is_going() || sequence.view) continue;
-    const ShardInput& input = sequence.input;
-    auto view = client_.resolve(input.key.session, input.key.epoch, input.position);
-    if (!view) {
-      refuse(sequence, view.error());
-    } else {
-      sequence.view = std::move(*view);
+  if (requests.empty()) return;
+  auto outcomes = client_.truncate(requests);
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    Sequence& sequence = *asking[i];
+    if (!outcomes[i]) {
+      refuse(sequence, outcomes[i].error());
+    } else if (const auto miss = look(sequence)) {
+      refuse(sequence, *miss);
+    } else if (sequence.is_too_long) {
+      refuse(sequence,
+             Error{ErrorCode::length_mismatch, "run step", sequence.input.key.session.escaped(),
+                   "somebody published while it was rolled back"});
     }
   }
 }
@@ -187,7 +210,7 @@ void BoundaryAdapter::make_room(std::vector<Sequence>& sequences) {
   for (Sequence& sequence : sequences) {
     if (!sequence.is_going()) continue;
     const ContextKey& key = sequence.input.key;
-    requests.push_back({&held_.at({key.session, key.epoch}), sequence.fresh});
+    requests.push_back({&held_.at({key.session, key.epoch}).context, sequence.fresh});
     asking.push_back(&sequence);
   }
   if (requests.empty()) return;
@@ -260,7 +283,7 @@ BoundaryAdapter::Cached BoundaryAdapter::cached(const ContextKey& key, TokenCoun
 std::expected<void, Refusal> BoundaryAdapter::give_back(const ContextKey& key) {
   const auto held = held_.find({key.session, key.epoch});
   if (held == held_.end()) return {};
-  auto closed = held->second.close();
+  auto closed = held->second.context.close();
   held_.erase(held);
   return closed;
 }

@@ -33,18 +33,27 @@ struct ShardOutput {
   std::optional<TokenId> token;  // of the tail, where it was asked for
 };
 
-using ShardResult = std::expected<ShardOutput, Refusal>;
+// A refusal, and whether shards in front of the refusing one have run and published the step.
+struct ShardRefusal : Refusal {
+  ShardRefusal(Refusal refusal) : Refusal(std::move(refusal)) {}  // NOLINT: converts by itself
+  bool ran_in_front = false;
+};
+
+using ShardResult = std::expected<ShardOutput, ShardRefusal>;
 
 // Runs steps of many sequences through one shard. A step is: look up what is cached (a view), make
 // room (a writer), compute over both in place, publish. Published is a step as a whole or not at
 // all, so a worker that dies in it leaves what was before.
 //
-// Holds the lease of every context that it has worked on until it is given back or lost. One
-// thread's.
+// Holds the lease of every context that it has worked on until it is given back or lost, or until
+// kHeldMax others were worked on since. One thread's.
 class BoundaryAdapter {
  public:
   // Sequences of one step: each takes a view and a writer out of a client's 1016 pins.
   static constexpr std::size_t kBatchMax = 256;
+  // Leases held at once: a router that dies gives none back, and leases must not pile up for that.
+  // One let go costs a message when it is needed again.
+  static constexpr std::size_t kHeldMax = 1024;
 
   // Attaches with the recipe of `computation`, which outlives the adapter.
   // Errors: recipe_for's and Client::attach's.
@@ -80,13 +89,20 @@ class BoundaryAdapter {
 
  private:
   using Name = std::pair<SessionId, Epoch>;
+  struct Held {
+    Context context;
+    std::uint64_t last_step;
+  };
   struct Sequence;  // one input on its way through a step
 
   BoundaryAdapter(Client client, ShardComputation& computation)
       : client_(std::move(client)), computation_(&computation) {}
 
   [[nodiscard]] std::expected<void, Error> check(const ShardInput& input) const;
+  // Sets the view, or that too much is cached; else the miss.
+  [[nodiscard]] std::optional<CacheMiss> look(Sequence& sequence) const;
   void look_up(Sequence& sequence);
+  void let_go_of_old();
   void open(std::vector<Sequence>& sequences);
   void truncate(std::vector<Sequence>& sequences);
   void make_room(std::vector<Sequence>& sequences);
@@ -98,7 +114,8 @@ class BoundaryAdapter {
 
   Client client_;
   ShardComputation* computation_;
-  std::map<Name, Context> held_;
+  std::map<Name, Held> held_;
+  std::uint64_t step_ = 0;
 };
 
 }  // namespace hotkv::adapter

@@ -9,6 +9,11 @@ PipelineStage::PipelineStage(BoundaryAdapter& own, ShardLink* next) : own_(&own)
 }
 
 std::vector<ShardResult> PipelineStage::run(std::span<const ShardInput> batch) {
+  if (next_ != nullptr) {
+    if (const auto there = next_->reach(); !there) {
+      return std::vector<ShardResult>(batch.size(), std::unexpected(ShardRefusal(there.error())));
+    }
+  }
   std::vector<ShardResult> results = own_->run(batch);
   if (next_ == nullptr) return results;
   std::vector<ShardInput> onward;
@@ -24,7 +29,10 @@ std::vector<ShardResult> PipelineStage::run(std::span<const ShardInput> batch) {
   }
   if (onward.empty()) return results;
   std::vector<ShardResult> next_results = next_->run(onward);
-  for (std::size_t i = 0; i < indices.size(); ++i) results[indices[i]] = std::move(next_results[i]);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    results[indices[i]] = std::move(next_results[i]);
+    if (!results[indices[i]]) results[indices[i]].error().ran_in_front = true;
+  }
   return results;
 }
 

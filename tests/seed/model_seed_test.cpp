@@ -77,7 +77,7 @@ TEST_F(ModelSeed, CachedPrefillsNextTokenLogitsMatchTheWholeModel) {
   // Around chunks of 16 tokens and slices of 128.
   for (const std::uint32_t length : {1u, 2u, 15u, 16u, 17u, 40u, 128u, 129u, 300u}) {
     const auto tokens = some_tokens(length, length);
-    ASSERT_TRUE(cached.advance(key_of("prefill", length), tokens, 0)) << length;
+    ASSERT_TRUE(cached.advance(key_of("prefill", length), tokens, 0).token) << length;
     EXPECT_EQ(cached.tail().sampled_logits.back(), whole.logits(tokens)) << length << " tokens";
   }
 }
@@ -85,7 +85,7 @@ TEST_F(ModelSeed, CachedPrefillsNextTokenLogitsMatchTheWholeModel) {
 TEST_F(ModelSeed, TheResidualAtTheSeamIsTheWholeModels) {
   LocalPipeline cached = pipeline(kTwoRanges);
   const auto tokens = some_tokens(23);
-  ASSERT_TRUE(cached.advance(key_of("a"), tokens, 0));
+  ASSERT_TRUE(cached.advance(key_of("a"), tokens, 0).token);
   const StatelessLlama whole(weights, DType::f32);
   EXPECT_EQ(cached.shard(0).last_residual, whole.residual(tokens, 2));
   EXPECT_EQ(cached.shard(1).last_residual, whole.residual(tokens, 5));
@@ -94,12 +94,12 @@ TEST_F(ModelSeed, TheResidualAtTheSeamIsTheWholeModels) {
 TEST_F(ModelSeed, HowTokensAreCutIntoStepsChangesNothing) {
   LocalPipeline cached = pipeline(kTwoRanges);
   const auto tokens = some_tokens(50);
-  ASSERT_TRUE(cached.advance(key_of("at-once"), tokens, 0));
+  ASSERT_TRUE(cached.advance(key_of("at-once"), tokens, 0).token);
   const auto at_once = cached.tail().sampled_logits.back();
   std::uint32_t length = 0;
   for (const std::uint32_t cut : {1u, 15u, 16u, 17u, 33u, 49u, 50u}) {
     ASSERT_TRUE(
-        cached.advance(key_of("in-pieces"), {tokens.begin(), tokens.begin() + cut}, length));
+        cached.advance(key_of("in-pieces"), {tokens.begin(), tokens.begin() + cut}, length).token);
     length = cut;
   }
   EXPECT_EQ(cached.tail().sampled_logits.back(), at_once);
@@ -116,10 +116,10 @@ TEST_F(ModelSeed, FourInterleavedSessionsEachMatchTheirOwnReference) {
   for (std::uint32_t step = 0; step < 40; ++step) {
     const std::uint32_t i = (step * 3 + step / 4) % 4;  // not in turn
     const auto next = cached.advance(std::span(&sessions[i], 1)).front();
-    ASSERT_TRUE(next) << next.error().message();
-    sessions[i].expected = next->cached;
-    sessions[i].tokens.push_back(next->token);
-    chosen[i].push_back(next->token);
+    ASSERT_TRUE(next.token) << next.refusal->message();
+    sessions[i].expected = next.cached;
+    sessions[i].tokens.push_back(*next.token);
+    chosen[i].push_back(*next.token);
   }
   std::set<std::vector<TokenId>> different;
   for (std::uint32_t i = 0; i < 4; ++i) {
@@ -142,9 +142,9 @@ TEST_F(ModelSeed, ABatchOfSessionsDecodesInOneStepWithOneControlMessage) {
   const auto step = [&] {
     const auto results = cached.advance(batch);
     for (std::uint32_t i = 0; i < kSessions; ++i) {
-      ASSERT_TRUE(results[i]) << results[i].error().message();
-      batch[i].tokens.push_back(results[i]->token);
-      batch[i].expected = results[i]->cached;
+      ASSERT_TRUE(results[i].token) << results[i].refusal->message();
+      batch[i].tokens.push_back(*results[i].token);
+      batch[i].expected = results[i].cached;
     }
   };
   step();
@@ -172,13 +172,13 @@ TEST_P(ModelSeedInDType, HalfTheLayersMatchTheStatelessModelOfTheSameDType) {
   std::vector<TokenId> tokens = some_tokens(20);
   for (std::uint32_t step = 0, length = 0; step < 30; ++step) {
     const auto next = cached.advance(key_of("a"), tokens, length);
-    ASSERT_TRUE(next) << next.error().message();
+    ASSERT_TRUE(next.token) << next.refusal->message();
     const auto expected = same.residual(tokens, 2);
     const auto& emitted = cached.shard(0).last_residual;
     ASSERT_TRUE(std::ranges::equal(emitted, std::span(expected).last(emitted.size()))) << step;
     ASSERT_EQ(cached.tail().sampled_logits.back(), same.logits(tokens)) << step;
-    length = next->cached.value();
-    tokens.push_back(next->token);
+    length = next.cached.value();
+    tokens.push_back(*next.token);
   }
 }
 
@@ -189,7 +189,7 @@ TEST_P(ModelSeedInDType, HalfTheLayersDifferFromF32ByItsRoundingOnly) {
                                                     : 0x1p-8f;
   LocalPipeline cached = pipeline(kTwoRanges, {GetParam()});
   const auto tokens = some_tokens(60);
-  ASSERT_TRUE(cached.advance(key_of("a"), tokens, 0));
+  ASSERT_TRUE(cached.advance(key_of("a"), tokens, 0).token);
   const auto exact = StatelessLlama(weights, DType::f32).residual(tokens, 2);
   const auto& emitted = cached.shard(0).last_residual;
   ASSERT_EQ(emitted.size(), exact.size());
@@ -208,7 +208,7 @@ TEST_F(ModelSeed, ShardsOfOneModelMayKeepDifferentDTypes) {
   LocalPipeline cached = pipeline(kTwoRanges, {DType::f16, DType::f32});
   const auto tokens = some_tokens(20);
   const auto next = cached.advance(key_of("a"), tokens, 0);
-  ASSERT_TRUE(next);
+  ASSERT_TRUE(next.token);
   EXPECT_EQ(cached.shard(0).last_residual, StatelessLlama(weights, DType::f16).residual(tokens, 2));
 }
 

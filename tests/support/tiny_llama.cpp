@@ -49,15 +49,14 @@ LocalPipeline::LocalPipeline(const std::string& control_path, const llama::Weigh
   }
 }
 
-std::vector<std::expected<Advance, Refusal>> LocalPipeline::advance(
-    std::span<const AdvanceRequest> requests) {
+std::vector<Advance> LocalPipeline::advance(std::span<const AdvanceRequest> requests) {
   return adapter::HeadDriver(*adapters_.front(), *stages_.front()).advance(requests);
 }
 
-std::expected<Advance, Refusal> LocalPipeline::advance(const ContextKey& key,
-                                                       std::vector<TokenId> tokens,
-                                                       std::uint32_t expected) {
-  const std::vector<AdvanceRequest> requests{{key, std::move(tokens), TokenCount{expected}}};
+Advance LocalPipeline::advance(const ContextKey& key, std::vector<TokenId> tokens,
+                               std::uint32_t expected, bool is_sole) {
+  const std::vector<AdvanceRequest> requests{
+      {key, std::move(tokens), TokenCount{expected}, is_sole}};
   return advance(requests).front();
 }
 
@@ -67,10 +66,10 @@ std::vector<TokenId> LocalPipeline::decode(const ContextKey& key, std::vector<To
   std::uint32_t cached = 0;
   while (chosen.size() < count) {
     const auto next = advance(key, tokens, cached);
-    if (!next) return chosen;
-    cached = next->cached.value();
-    tokens.push_back(next->token);
-    chosen.push_back(next->token);
+    if (!next.token) return chosen;
+    cached = next.cached.value();
+    tokens.push_back(*next.token);
+    chosen.push_back(*next.token);
   }
   return chosen;
 }

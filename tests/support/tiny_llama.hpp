@@ -68,10 +68,11 @@ class LocalPipeline {
   LocalPipeline(const std::string& control_path, const llama::Weights& weights,
                 const std::vector<LayerRange>& ranges, std::vector<DType> dtypes = {DType::f32});
 
-  [[nodiscard]] std::vector<std::expected<adapter::Advance, Refusal>> advance(
+  [[nodiscard]] std::vector<adapter::Advance> advance(
       std::span<const adapter::AdvanceRequest> requests);
-  [[nodiscard]] std::expected<adapter::Advance, Refusal> advance(
-      const ContextKey& key, std::vector<adapter::TokenId> tokens, std::uint32_t expected);
+  [[nodiscard]] adapter::Advance advance(const ContextKey& key,
+                                         std::vector<adapter::TokenId> tokens,
+                                         std::uint32_t expected, bool is_sole = false);
   // `count` tokens after `tokens`, each sampled with what the steps before it left in the cache.
   // Stops at a refusal, and the result is shorter then.
   [[nodiscard]] std::vector<adapter::TokenId> decode(const ContextKey& key,

@@ -94,4 +94,13 @@ void decode_row(DType dtype, std::span<const std::byte> row, std::span<float> va
   }
 }
 
+std::span<const float> row_as_f32(DType dtype, std::span<const std::byte> row,
+                                  std::span<float> scratch) {
+  if (dtype == DType::f32) {
+    return {reinterpret_cast<const float*>(row.data()), row.size() / sizeof(float)};
+  }
+  decode_row(dtype, row, scratch);
+  return scratch;
+}
+
 }  // namespace hotkv::llama

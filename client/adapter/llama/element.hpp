@@ -23,4 +23,9 @@ namespace hotkv::llama {
 void encode_row(DType dtype, std::span<const float> values, std::span<std::byte> row);
 void decode_row(DType dtype, std::span<const std::byte> row, std::span<float> values);
 
+// The row as f32: where it lies if that is what it is, else converted into `scratch`, one f32 for
+// each element. The row is aligned to its element's size.
+[[nodiscard]] std::span<const float> row_as_f32(DType dtype, std::span<const std::byte> row,
+                                                std::span<float> scratch);
+
 }  // namespace hotkv::llama

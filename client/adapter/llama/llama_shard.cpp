@@ -88,10 +88,10 @@ void LlamaShard::attend(const LayerKv& kv, std::uint32_t visible) {
   for (const LayerKv::Piece& piece : kv.pieces()) {
     const std::size_t row_bytes = piece.keys.size() / piece.tokens;
     for (std::uint32_t i = 0; i < piece.tokens && position < visible; ++i, ++position) {
-      decode_row(kv_dtype_, piece.keys.subspan(i * row_bytes, row_bytes), key_);
+      const auto keys = row_as_f32(kv_dtype_, piece.keys.subspan(i * row_bytes, row_bytes), key_);
       for (std::size_t head = 0; head < model.heads; ++head) {
         const std::span query(query_.data() + head * head_dim, head_dim);
-        const std::span key(key_.data() + head / group * head_dim, head_dim);
+        const auto key = keys.subspan(head / group * head_dim, head_dim);
         scores_[head * visible + position] = dot(query, key) * scale;
       }
     }
@@ -104,10 +104,11 @@ void LlamaShard::attend(const LayerKv& kv, std::uint32_t visible) {
   for (const LayerKv::Piece& piece : kv.pieces()) {
     const std::size_t row_bytes = piece.values.size() / piece.tokens;
     for (std::uint32_t i = 0; i < piece.tokens && position < visible; ++i, ++position) {
-      decode_row(kv_dtype_, piece.values.subspan(i * row_bytes, row_bytes), value_);
+      const auto values =
+          row_as_f32(kv_dtype_, piece.values.subspan(i * row_bytes, row_bytes), value_);
       for (std::size_t head = 0; head < model.heads; ++head) {
         const float weight = scores_[head * visible + position];
-        const float* const value = value_.data() + head / group * head_dim;
+        const auto value = values.subspan(head / group * head_dim, head_dim);
         float* const out = attended_.data() + head * head_dim;
         for (std::size_t d = 0; d < head_dim; ++d) out[d] += weight * value[d];
       }

@@ -10,9 +10,10 @@
 
 namespace hotkv::llama {
 
-// Reads cached keys and values where they lie and fills new ones where they will be published: no
-// row is copied on the way. Rows are rounded to the KV dtype before they are used even once, so
-// that a token attends to the same numbers in the step that computes them and in every later one.
+// Reads cached keys and values where they lie, row by row (f16 and bf16 through a scratch row), and
+// fills new ones where they will be published. Rows are rounded to the KV dtype before their first
+// use, so that a token attends to the same numbers in the step that computes them and in every
+// later one.
 class LlamaShard final : public adapter::ShardComputation {
  public:
   // Errors: invalid_argument for layers that the model has not, and a dtype other than f32, f16,

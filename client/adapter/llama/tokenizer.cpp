@@ -56,8 +56,8 @@ bool is_shown(char byte) {
   return (value >= 0x20 && value != 0x7f) || byte == '\t' || byte == '\n';
 }
 
-// Bytes of the UTF-8 character at the front of a text that is not empty; a byte that begins none
-// counts as one.
+// The first byte of a text that is not empty, and the UTF-8 continuation bytes behind it, at most
+// four in all: a character, where the text is UTF-8.
 std::size_t character_size(std::string_view text) {
   std::size_t size = 1;
   while (size < text.size() && size < 4 &&

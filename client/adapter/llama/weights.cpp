@@ -3,11 +3,14 @@
 #include <openssl/evp.h>
 
 #include <array>
+#include <bit>
 #include <boost/interprocess/file_mapping.hpp>
 #include <boost/interprocess/mapped_region.hpp>
 #include <cmath>
 #include <cstring>
 #include <string>
+
+#include <hotkv/types.hpp>
 
 namespace hotkv::llama {
 namespace {
@@ -42,6 +45,18 @@ std::string digest_of(std::span<const std::byte> bytes) {
   for (std::size_t i = 0; i < 8; ++i) {
     text += kHex[digest[i] >> 4];
     text += kHex[digest[i] & 15];
+  }
+  return text;
+}
+
+// Everything by which two seeded models of one seed can differ.
+std::string text_of(const ModelConfig& config) {
+  std::string text;
+  for (const std::uint32_t number : {config.dim, config.hidden_dim, config.layers, config.heads,
+                                     config.kv_heads, config.vocab_size, config.context_tokens_max,
+                                     std::bit_cast<std::uint32_t>(config.rope_base),
+                                     std::bit_cast<std::uint32_t>(config.norm_epsilon)}) {
+    text += std::to_string(number) + " ";
   }
   return text;
 }
@@ -162,17 +177,16 @@ std::expected<Weights, Error> Weights::from_checkpoint(const std::filesystem::pa
       !sliced) {
     return std::unexpected(sliced.error());
   }
-  weights.config_.model_id = path.stem().string().substr(0, 64) + "-" + digest_of(bytes);
+  weights.config_.model_id =
+      escape_bytes(path.stem().string()).substr(0, 64) + "-" + digest_of(bytes);
   return weights;
 }
 
 std::expected<Weights, Error> Weights::from_seed(ModelConfig config, std::uint64_t seed) {
-  config.model_id = "seeded-" + std::to_string(seed) + "-" + std::to_string(config.dim) + "x" +
-                    std::to_string(config.hidden_dim) + "x" + std::to_string(config.layers) + "-" +
-                    std::to_string(config.heads) + ":" + std::to_string(config.kv_heads) + "-" +
-                    std::to_string(config.vocab_size) + "-" +
-                    std::to_string(config.context_tokens_max);
+  config.model_id = "seeded-" + std::to_string(seed);  // what errors name
   if (auto sane = config.check(); !sane) return std::unexpected(sane.error());
+  const std::string text = text_of(config);
+  config.model_id += "-" + digest_of(std::as_bytes(std::span(text)));
   Weights weights;
   weights.config_ = std::move(config);
   auto parameters =

@@ -14,8 +14,8 @@
 
 namespace hotkv::shard {
 
-// A slice of 128 tokens of a model of dimension 16384, and some.
-inline constexpr std::size_t kFrameBytesMax = 16u << 20;
+// A step of 256 tokens of a model of dimension 32768 is 32 MiB.
+inline constexpr std::size_t kFrameBytesMax = 64u << 20;
 
 // One conversation with a server: a frame there, a frame back. Connects when it has something to
 // say; after a failure the next exchange connects anew. One thread's.
@@ -35,17 +35,23 @@ class FrameClient {
   // asked.
   [[nodiscard]] std::expected<std::string, Error> exchange(const std::string& frame,
                                                            std::chrono::milliseconds deadline);
+  // Whether somebody is there to be asked: connected and not hung up, or connected now. Asks
+  // nothing. Errors: system_error.
+  [[nodiscard]] std::expected<void, Error> reach();
 
  private:
   struct State;
+  [[nodiscard]] std::expected<void, Error> connect();
   [[nodiscard]] std::expected<std::string, Error> try_exchange(
       const std::string& frame, std::chrono::steady_clock::time_point end);
   std::filesystem::path path_;
   std::unique_ptr<State> state_;
 };
 
-// Answers frames of any number of clients, one after the other, until SIGTERM or SIGINT. The socket
-// file is its user's alone. One that a dead server left behind is replaced.
+// Answers frames of up to 64 clients, one after the other, until SIGTERM or SIGINT. A frame whose
+// client has hung up is not answered: it may be older than one that was answered meanwhile. The
+// socket file is its user's alone. One that a dead server left behind is replaced; two servers that
+// are started at one path at the same moment are not kept apart.
 // Errors: address_in_use if a live server is there, system_error.
 [[nodiscard]] std::expected<void, Error> serve_frames(
     const std::filesystem::path& path, const std::function<void()>& on_listening,

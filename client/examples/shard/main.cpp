@@ -33,15 +33,16 @@ struct ServeFlags {
 struct GenerateFlags {
   std::string model, tokenizer, head, prompt, session = "story", transcript;
   std::uint64_t epoch = 0;
+  bool is_epoch_new = false;  // it was made here, of the time
   std::size_t steps = 200;
   std::uint32_t pace_ms = 0;
   std::uint32_t patience_s = 30;
   adapter::SamplingRequest sampling;
 };
 
-int fail(const Error& error) {
-  std::fprintf(stderr, "hotkv-shard: %s\n", error.message().c_str());
-  return error.code == ErrorCode::invalid_argument ? kExitUsage : kExitFailed;
+int fail(const Refusal& refusal) {
+  std::fprintf(stderr, "hotkv-shard: %s\n", refusal.message().c_str());
+  return refusal.is(ErrorCode::invalid_argument) ? kExitUsage : kExitFailed;
 }
 
 std::expected<LayerRange, Error> layers_from(const std::string& text) {
@@ -57,15 +58,16 @@ int serve(const ServeFlags& flags) {
   if (!layers) return fail(layers.error());
   const auto dtype = dtype_from_name(flags.dtype);
   if (!dtype) {
-    return fail({ErrorCode::invalid_argument, "read --dtype", flags.dtype, "f32, f16 or bf16"});
+    return fail(
+        Error{ErrorCode::invalid_argument, "read --dtype", flags.dtype, "f32, f16 or bf16"});
   }
   auto weights = shard::load_weights(flags.model);
   if (!weights) return fail(weights.error());
   auto computation = llama::LlamaShard::make(std::move(*weights), *layers, *dtype);
   if (!computation) return fail(computation.error());
   if (computation->is_tail() != flags.next.empty()) {
-    return fail({ErrorCode::invalid_argument, "read --next", flags.next,
-                 "every shard but the one with the model's last layer has a next one"});
+    return fail(Error{ErrorCode::invalid_argument, "read --next", flags.next,
+                      "every shard but the one with the model's last layer has a next one"});
   }
   ClientOptions options;
   options.socket_path = flags.socket;
@@ -98,13 +100,14 @@ int generate(const GenerateFlags& flags) {
       {{*session, Epoch{flags.epoch}}, model.model_id, tokenizer->encode(flags.prompt)});
   if (!transcript) return fail(transcript.error());
   if (transcript->prompt().size() >= model.context_tokens_max) {
-    return fail({ErrorCode::invalid_argument, "read --prompt",
-                 std::to_string(transcript->prompt().size()) + " tokens",
-                 "the model's context is " + std::to_string(model.context_tokens_max)});
+    return fail(Error{ErrorCode::invalid_argument, "read --prompt",
+                      std::to_string(transcript->prompt().size()) + " tokens",
+                      "the model's context is " + std::to_string(model.context_tokens_max)});
   }
   shard::Story story({.head = flags.head,
                       .steps = flags.steps,
                       .context_tokens_max = model.context_tokens_max,
+                      .is_key_new = flags.is_epoch_new,
                       .pace = std::chrono::milliseconds(flags.pace_ms),
                       .patience = std::chrono::seconds(flags.patience_s)},
                      *tokenizer, std::move(*transcript));
@@ -162,6 +165,7 @@ int main(int argc, char** argv) {
   }
   if (serve_command->parsed()) return serve(to_serve);
   if (to_generate.epoch == 0) {
+    to_generate.is_epoch_new = true;
     to_generate.epoch =
         static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
                                        std::chrono::system_clock::now().time_since_epoch())

@@ -1,6 +1,7 @@
 #include "client/examples/shard/message.hpp"
 
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -37,6 +38,47 @@ std::string bytes_of(const json& value) {
   return {bytes.begin(), bytes.end()};
 }
 
+// Nested deeper than any message, a frame would use up the stack of json's recursive reader.
+class DepthCheck final : public nlohmann::json_sax<json> {
+ public:
+  bool start_object(std::size_t) override { return ++depth_ <= kDepthMax; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool start_array(std::size_t) override { return ++depth_ <= kDepthMax; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(json::number_integer_t) override { return true; }
+  bool number_unsigned(json::number_unsigned_t) override { return true; }
+  bool number_float(json::number_float_t, const json::string_t&) override { return true; }
+  bool string(json::string_t&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool key(json::string_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override {
+    return true;  // from_cbor reports it
+  }
+  [[nodiscard]] bool is_too_deep() const { return depth_ > kDepthMax; }
+
+ private:
+  static constexpr int kDepthMax = 8;
+  int depth_ = 0;
+};
+
+json from_cbor(std::string_view bytes) {
+  DepthCheck check;
+  (void)json::sax_parse(bytes.begin(), bytes.end(), &check, json::input_format_t::cbor);
+  if (check.is_too_deep()) throw BadContent("it is nested too deeply");
+  return json::from_cbor(bytes.begin(), bytes.end());
+}
+
+// A number of T's range, and nothing that json would make one of.
+template <class T>
+T number_of(const json& value) {
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > std::numeric_limits<T>::max()) {
+    throw BadContent("not a number that fits: " + value.dump());
+  }
+  return static_cast<T>(value.get<std::uint64_t>());
+}
+
 template <class T>
 T required(std::expected<T, Error> value) {
   if (!value) throw BadContent(value.error().message());
@@ -44,9 +86,13 @@ T required(std::expected<T, Error> value) {
 }
 
 TokenCount count_of(const json& value) {
-  const auto number = value.get<std::uint64_t>();
-  if (number > 0xffff'ffff) throw BadContent("a token count beyond 32 bits");
-  return TokenCount{static_cast<std::uint32_t>(number)};
+  return TokenCount{number_of<std::uint32_t>(value)};
+}
+
+std::vector<TokenId> tokens_of(const json& value) {
+  std::vector<TokenId> tokens;
+  for (const json& token : value) tokens.push_back(number_of<TokenId>(token));
+  return tokens;
 }
 
 json json_of(std::span<const float> rows) {
@@ -69,7 +115,7 @@ json json_of(const ContextKey& key) {
 
 ContextKey key_of(const json& value) {
   return {required(SessionId::from(bytes_of(value.at("session")))),
-          Epoch{value.at("epoch").get<std::uint64_t>()}};
+          Epoch{number_of<std::uint64_t>(value.at("epoch"))}};
 }
 
 json json_of(const CacheMiss& miss) {
@@ -110,13 +156,14 @@ json json_of(const AdvanceRequest& request) {
   json value = json_of(request.key);
   value["tokens"] = request.tokens;
   value["expected"] = request.expected.value();
+  value["sole"] = request.is_sole;
   value["sampling"] = request.sampling.name();
   return value;
 }
 
 AdvanceRequest advance_request_of(const json& value) {
-  return {key_of(value), value.at("tokens").get<std::vector<TokenId>>(),
-          count_of(value.at("expected")),
+  return {key_of(value), tokens_of(value.at("tokens")), count_of(value.at("expected")),
+          value.at("sole").get<bool>(),
           required(SamplingContract::from_name(value.at("sampling").get<std::string>()))};
 }
 
@@ -138,20 +185,24 @@ ShardInput shard_input_of(const json& value) {
 }
 
 json json_of(const Advance& advance) {
-  json value{{"token", advance.token},
-             {"cached", advance.cached.value()},
-             {"reused", advance.reused.value()},
-             {"recomputed", advance.recomputed.value()}};
+  json value = advance.refusal ? json_of(*advance.refusal) : json{{"token", *advance.token}};
+  value["cached"] = advance.cached.value();
+  value["reused"] = advance.reused.value();
+  value["recomputed"] = advance.recomputed.value();
   if (advance.why) value["why"] = json_of(*advance.why);
   return value;
 }
 
 Advance advance_of(const json& value) {
-  Advance advance{value.at("token").get<TokenId>(),
-                  count_of(value.at("cached")),
-                  count_of(value.at("reused")),
-                  count_of(value.at("recomputed")),
-                  {}};
+  Advance advance;
+  if (is_refusal(value)) {
+    advance.refusal = refusal_of(value);
+  } else {
+    advance.token = number_of<TokenId>(value.at("token"));
+  }
+  advance.cached = count_of(value.at("cached"));
+  advance.reused = count_of(value.at("reused"));
+  advance.recomputed = count_of(value.at("recomputed"));
   if (value.contains("why")) advance.why = miss_of(value.at("why"));
   return advance;
 }
@@ -164,17 +215,8 @@ json json_of(const ShardOutput& output) {
 
 ShardOutput shard_output_of(const json& value) {
   ShardOutput output{rows_of(value.at("residual")), {}};
-  if (value.contains("token")) output.token = value.at("token").get<TokenId>();
+  if (value.contains("token")) output.token = number_of<TokenId>(value.at("token"));
   return output;
-}
-
-template <class T>
-std::string encode_results(const std::vector<std::expected<T, Refusal>>& results) {
-  json list = json::array();
-  for (const auto& result : results) {
-    list.push_back(result ? json_of(*result) : json_of(result.error()));
-  }
-  return to_cbor({{"results", std::move(list)}});
 }
 
 // Runs `read` on the decoded message; what is wrong with it becomes an Error.
@@ -182,7 +224,7 @@ template <class Read>
 auto parsed(std::string_view bytes, std::string_view what, Read read)
     -> std::expected<decltype(read(std::declval<const json&>())), Error> {
   try {
-    return read(json::from_cbor(bytes.begin(), bytes.end()));
+    return read(from_cbor(bytes));
   } catch (const json::exception& failure) {
     return std::unexpected(
         Error{ErrorCode::protocol_error, "decode", std::string(what), failure.what()});
@@ -203,22 +245,6 @@ auto parsed_reply(std::string_view bytes, Read read)
   });
   if (!reply) return std::unexpected(Refusal(reply.error()));
   return std::move(*reply);
-}
-
-template <class T, class Read>
-std::expected<std::vector<std::expected<T, Refusal>>, Refusal> decode_results(
-    std::string_view bytes, Read read) {
-  return parsed_reply(bytes, [&](const json& message) {
-    std::vector<std::expected<T, Refusal>> results;
-    for (const json& value : message.at("results")) {
-      if (is_refusal(value)) {
-        results.emplace_back(std::unexpected(refusal_of(value)));
-      } else {
-        results.emplace_back(read(value));
-      }
-    }
-    return results;
-  });
 }
 
 }  // namespace
@@ -256,7 +282,7 @@ std::expected<Request, Error> decode_request(std::string_view bytes) {
     }
     if (ask == "forward") {
       ForwardMessage forward{message.at("model").get<std::string>(),
-                             message.at("first_layer").get<std::uint32_t>(),
+                             number_of<std::uint32_t>(message.at("first_layer")),
                              {}};
       for (const json& value : message.at("batch")) forward.batch.push_back(shard_input_of(value));
       return forward;
@@ -274,11 +300,18 @@ std::expected<Request, Error> decode_request(std::string_view bytes) {
 std::string encode(const Refusal& refusal) {
   return to_cbor(json_of(refusal));
 }
-std::string encode(const std::vector<AdvanceResult>& results) {
-  return encode_results(results);
+std::string encode(const std::vector<Advance>& results) {
+  json list = json::array();
+  for (const Advance& advance : results) list.push_back(json_of(advance));
+  return to_cbor({{"results", std::move(list)}});
 }
+
 std::string encode(const std::vector<ShardResult>& results) {
-  return encode_results(results);
+  json list = json::array();
+  for (const ShardResult& result : results) {
+    list.push_back(result ? json_of(*result) : json_of(result.error()));
+  }
+  return to_cbor({{"results", std::move(list)}});
 }
 
 std::string encode(const std::vector<ShardIdentity>& chain) {
@@ -294,12 +327,26 @@ std::string encode_done() {
   return to_cbor({{"done", true}});
 }
 
-std::expected<std::vector<AdvanceResult>, Refusal> decode_advances(std::string_view bytes) {
-  return decode_results<Advance>(bytes, advance_of);
+std::expected<std::vector<Advance>, Refusal> decode_advances(std::string_view bytes) {
+  return parsed_reply(bytes, [](const json& message) {
+    std::vector<Advance> results;
+    for (const json& value : message.at("results")) results.push_back(advance_of(value));
+    return results;
+  });
 }
 
 std::expected<std::vector<ShardResult>, Refusal> decode_outputs(std::string_view bytes) {
-  return decode_results<ShardOutput>(bytes, shard_output_of);
+  return parsed_reply(bytes, [](const json& message) {
+    std::vector<ShardResult> results;
+    for (const json& value : message.at("results")) {
+      if (is_refusal(value)) {
+        results.emplace_back(std::unexpected(refusal_of(value)));
+      } else {
+        results.emplace_back(shard_output_of(value));
+      }
+    }
+    return results;
+  });
 }
 
 std::expected<std::vector<ShardIdentity>, Refusal> decode_chain(std::string_view bytes) {

@@ -42,16 +42,16 @@ using Request = std::variant<AdvanceMessage, ForwardMessage, GiveBackMessage, Wh
 // Errors: protocol_error saying what is not as it should be.
 [[nodiscard]] std::expected<Request, Error> decode_request(std::string_view bytes);
 
-// Replies. Each answers one kind of request; a Refusal answers any as a whole.
-using AdvanceResult = std::expected<adapter::Advance, Refusal>;
+// Replies. Each answers one kind of request; a Refusal answers any as a whole: also a message of
+// which one sequence is malformed.
 [[nodiscard]] std::string encode(const Refusal& refusal);
-[[nodiscard]] std::string encode(const std::vector<AdvanceResult>& results);
+[[nodiscard]] std::string encode(const std::vector<adapter::Advance>& results);
 [[nodiscard]] std::string encode(const std::vector<adapter::ShardResult>& results);
 [[nodiscard]] std::string encode(const std::vector<ShardIdentity>& chain);
 [[nodiscard]] std::string encode_done();
 
 // The failure is the reply's as a whole, or protocol_error.
-[[nodiscard]] std::expected<std::vector<AdvanceResult>, Refusal> decode_advances(
+[[nodiscard]] std::expected<std::vector<adapter::Advance>, Refusal> decode_advances(
     std::string_view bytes);
 [[nodiscard]] std::expected<std::vector<adapter::ShardResult>, Refusal> decode_outputs(
     std::string_view bytes);

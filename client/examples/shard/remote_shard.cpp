@@ -7,7 +7,7 @@ using adapter::ShardResult;
 
 std::vector<ShardResult> RemoteShard::run(std::span<const ShardInput> batch) {
   const auto all = [&](const Refusal& refusal) {
-    return std::vector<ShardResult>(batch.size(), std::unexpected(refusal));
+    return std::vector<ShardResult>(batch.size(), std::unexpected(adapter::ShardRefusal(refusal)));
   };
   const auto reply = client_.exchange(
       encode(ForwardMessage{model_id_, first_layer_, {batch.begin(), batch.end()}}),

@@ -1,5 +1,8 @@
 #pragma once
 // The shards behind a socket, as the shard in front sees them.
+//
+// Steps may be asked for twice (see FrameClient): run again, a step rolls back what it published
+// and publishes the same.
 
 #include <chrono>
 #include <filesystem>
@@ -21,6 +24,8 @@ class RemoteShard final : public adapter::ShardLink {
   RemoteShard(const std::filesystem::path& path, std::string model_id, std::uint32_t first_layer)
       : client_(path), model_id_(std::move(model_id)), first_layer_(first_layer) {}
 
+  // The next shard only: one behind it that is gone shows in run.
+  [[nodiscard]] std::expected<void, Error> reach() override { return client_.reach(); }
   // Where the exchange as a whole fails, every result is that failure.
   [[nodiscard]] std::vector<adapter::ShardResult> run(
       std::span<const adapter::ShardInput> batch) override;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <thread>
 
@@ -9,10 +10,12 @@ namespace hotkv::shard {
 namespace {
 
 using adapter::Advance;
-using Clock = std::chrono::steady_clock;
+using adapter::TokenId;
 
 // Between two questions to a worker that is not there.
 constexpr std::chrono::milliseconds kAskAgainAfter{50};
+constexpr std::chrono::seconds kGiveBackDeadline{5};
+constexpr std::chrono::seconds kWhoDeadline{5};
 
 // Whether the same question can be answered later: the rest says that it is wrong.
 bool may_pass(const Refusal& refusal) {
@@ -31,50 +34,58 @@ bool may_pass(const Refusal& refusal) {
   }
 }
 
-Error as_error(const Refusal& refusal, const ContextKey& key) {
-  if (!refusal.is_miss()) return refusal.error();
-  return {ErrorCode::daemon_unavailable, "advance", key.session.escaped(), refusal.message()};
-}
-
 }  // namespace
 
 Story::Story(StoryOptions options, const llama::Tokenizer& tokenizer, Transcript transcript)
     : options_(std::move(options)),
       tokenizer_(&tokenizer),
       transcript_(std::move(transcript)),
-      head_(options_.head) {}
+      head_(options_.head),
+      is_sole_(options_.is_key_new || transcript_.is_continued()) {
+  // The last token written was sampled, not run: nobody has cached it yet.
+  if (transcript_.written() > 0) {
+    cached_ = TokenCount{static_cast<std::uint32_t>(transcript_.tokens().size() - 1)};
+  }
+}
 
-std::expected<void, Error> Story::write() {
+std::expected<void, Refusal> Story::write() {
   print_text();
-  while (transcript_.written() < options_.steps &&
-         transcript_.tokens().size() < options_.context_tokens_max) {
-    const auto next = ask_until_answered();
-    if (!next) return std::unexpected(next.error());
-    if (auto added = transcript_.add(next->token); !added) return added;
-    print_text();
-    if (next->token == llama::Tokenizer::kBegin || next->token == llama::Tokenizer::kEnd) break;
-    if (options_.pace.count() > 0) std::this_thread::sleep_for(options_.pace);
-  }
-  const std::vector<ContextKey> keys{transcript_.key()};
-  if (const auto reply = head_.exchange(encode(GiveBackMessage{keys}), options_.patience); !reply) {
-    say("the leases were not given back: " + reply.error().message());
-  }
+  auto written = write_tokens();
+  give_back();
   if (is_line_open_) std::printf("\n");
   std::fflush(stdout);
   is_line_open_ = false;
   say(std::to_string(transcript_.written()) + " tokens written; reused=" +
       std::to_string(reused_.value_or(0)) + " recomputed=" + std::to_string(recomputed_) +
       " interruptions=" + std::to_string(interruptions_));
+  return written;
+}
+
+bool Story::is_ended() const {
+  if (transcript_.written() >= options_.steps) return true;
+  if (transcript_.tokens().size() >= options_.context_tokens_max) return true;
+  if (transcript_.written() == 0) return false;
+  const TokenId last = transcript_.tokens().back();
+  return last == llama::Tokenizer::kBegin || last == llama::Tokenizer::kEnd;
+}
+
+std::expected<void, Refusal> Story::write_tokens() {
+  while (!is_ended()) {
+    const auto token = ask_until_answered();
+    if (!token) return std::unexpected(token.error());
+    if (auto added = transcript_.add(*token); !added) return std::unexpected(added.error());
+    print_text();
+    if (options_.pace.count() > 0) std::this_thread::sleep_for(options_.pace);
+  }
   return {};
 }
 
-std::expected<Advance, Refusal> Story::ask_once() {
-  AdvanceMessage message{transcript_.model_id(), {}};
-  // The last token written was sampled, not yet run: it is the one that nobody has cached.
-  const std::size_t cached = transcript_.written() == 0 ? 0 : transcript_.tokens().size() - 1;
-  message.batch.push_back(
-      {transcript_.key(), transcript_.tokens(), TokenCount{static_cast<std::uint32_t>(cached)}});
-  const auto reply = head_.exchange(encode(message), options_.patience);
+std::expected<Advance, Refusal> Story::ask_once(Clock::time_point end) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+  const auto reply = head_.exchange(
+      encode(AdvanceMessage{transcript_.model_id(),
+                            {{transcript_.key(), transcript_.tokens(), cached_, is_sole_}}}),
+      std::max(left, kAskAgainAfter));
   if (!reply) return std::unexpected(Refusal(reply.error()));
   auto results = decode_advances(*reply);
   if (!results) return std::unexpected(results.error());
@@ -85,37 +96,53 @@ std::expected<Advance, Refusal> Story::ask_once() {
   return std::move(results->front());
 }
 
-std::expected<Advance, Error> Story::ask_until_answered() {
+// What a reply says of the cache, be it with a token or without.
+void Story::note(const Advance& advance) {
+  cached_ = advance.cached;
+  if (cached_ > TokenCount{0}) is_sole_ = true;  // every shard has these tokens, and nothing behind
+  recomputed_ += advance.recomputed.value();
+  if (!reused_) reused_ = advance.reused.value();
+  if (advance.why) say(advance.why->message());
+}
+
+std::expected<TokenId, Refusal> Story::ask_until_answered() {
   const auto end = Clock::now() + options_.patience;
   std::string said;
   for (;;) {
-    auto next = ask_once();
-    if (next) {
-      if (!reused_) {
-        reused_ = next->reused.value();
-        say_who();
+    auto answer = ask_once(end);
+    std::optional<Refusal> refusal;
+    if (!answer) {
+      refusal = answer.error();
+    } else {
+      note(*answer);
+      refusal = answer->refusal;
+      if (!said.empty() || answer->recomputed > TokenCount{0}) {
+        say("goes on: " + std::to_string(answer->reused.value()) + " tokens reused, " +
+            std::to_string(answer->recomputed.value()) + " recomputed");
       }
-      recomputed_ += next->recomputed.value();
-      if (!said.empty() || next->why || next->recomputed > TokenCount{0}) {
-        if (next->why) say(next->why->message());
-        say("goes on: " + std::to_string(next->reused.value()) + " tokens reused, " +
-            std::to_string(next->recomputed.value()) + " recomputed");
-        say_who();
-      }
-      return std::move(*next);
     }
-    const Error error = as_error(next.error(), transcript_.key());
-    if (!may_pass(next.error())) return std::unexpected(error);
+    if (!refusal) {
+      if (who_.empty() || !said.empty()) say_who();
+      return *answer->token;
+    }
+    if (!may_pass(*refusal)) return std::unexpected(*refusal);
     // Each obstacle is said once, however often it is met.
     if (said.empty()) ++interruptions_;
-    if (error.message() != said) say(error.message() + "; waiting");
-    said = error.message();
+    if (refusal->message() != said) say(refusal->message() + "; waiting");
+    said = refusal->message();
     if (Clock::now() >= end) {
-      return std::unexpected(Error{ErrorCode::deadline_exceeded, "advance",
-                                   transcript_.key().session.escaped(), said});
+      return std::unexpected(Refusal(Error{ErrorCode::deadline_exceeded, "advance",
+                                           transcript_.key().session.escaped(), said}));
     }
     std::this_thread::sleep_for(kAskAgainAfter);
   }
+}
+
+void Story::give_back() {
+  const auto reply =
+      head_.exchange(encode(GiveBackMessage{{transcript_.key()}}), kGiveBackDeadline);
+  const auto done = reply ? decode_done(*reply) : std::unexpected(Refusal(reply.error()));
+  if (!done) say("the leases were not given back: " + done.error().message());
 }
 
 void Story::print_text() {
@@ -139,7 +166,7 @@ void Story::say(const std::string& what) {
 }
 
 void Story::say_who() {
-  const auto reply = head_.exchange(encode(WhoMessage{}), options_.patience);
+  const auto reply = head_.exchange(encode(WhoMessage{}), kWhoDeadline);
   if (!reply) return;  // the next step says what is wrong
   const auto chain = decode_chain(*reply);
   if (!chain) return;

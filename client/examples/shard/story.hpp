@@ -16,10 +16,11 @@
 namespace hotkv::shard {
 
 struct StoryOptions {
-  std::filesystem::path head;                 // where the head listens
-  std::size_t steps = 200;                    // tokens to be written in all, beside the prompt
-  std::uint32_t context_tokens_max = 0;       // the model's; a longer story ends there
-  std::chrono::milliseconds pace{0};          // from token to token, for people who watch
+  std::filesystem::path head;            // where the head listens
+  std::size_t steps = 200;               // tokens to be written in all, beside the prompt
+  std::uint32_t context_tokens_max = 0;  // the model's; a longer story ends there
+  bool is_key_new = false;            // no other story was ever written under the transcript's key
+  std::chrono::milliseconds pace{0};  // from token to token, for people who watch
   std::chrono::milliseconds patience{30000};  // how long one token may take, interruptions included
 };
 
@@ -30,13 +31,19 @@ class Story {
 
   // Writes until there are `steps` tokens, or the model ends the sequence, then gives the leases
   // back: the sequence stays cached for whoever goes on with it.
-  // Errors: what is no use to ask again for (a wrong request, a budget that does not suffice), and
-  // deadline_exceeded after `patience`, with the last obstacle.
-  [[nodiscard]] std::expected<void, Error> write();
+  // Refusals: what is no use to ask again for (a wrong request, a budget that does not suffice, an
+  // epoch that was superseded), and deadline_exceeded after `patience`, with the last obstacle.
+  [[nodiscard]] std::expected<void, Refusal> write();
 
  private:
-  [[nodiscard]] std::expected<adapter::Advance, Refusal> ask_once();
-  [[nodiscard]] std::expected<adapter::Advance, Error> ask_until_answered();
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] bool is_ended() const;
+  [[nodiscard]] std::expected<void, Refusal> write_tokens();
+  [[nodiscard]] std::expected<adapter::Advance, Refusal> ask_once(Clock::time_point end);
+  [[nodiscard]] std::expected<adapter::TokenId, Refusal> ask_until_answered();
+  void note(const adapter::Advance& advance);
+  void give_back();
   void print_text();
   void say(const std::string& what);
   void say_who();
@@ -45,6 +52,8 @@ class Story {
   const llama::Tokenizer* tokenizer_;
   Transcript transcript_;
   FrameClient head_;
+  TokenCount cached_;                    // of the transcript's tokens, as the workers last said
+  bool is_sole_;                         // what is cached under the key is of these tokens only
   std::size_t printed_ = 1;              // tokens whose text is out; the first has none
   bool is_line_open_ = false;            // text since the last line end
   std::optional<std::uint64_t> reused_;  // by the first step: what was there from before

@@ -1,6 +1,7 @@
 #include "client/examples/shard/transcript.hpp"
 
 #include <charconv>
+#include <cstdio>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -37,18 +38,22 @@ std::expected<Transcript, Error> Transcript::open(const std::filesystem::path& p
   Transcript transcript(beginning);
   transcript.path_ = path;
   if (path.empty()) return transcript;
-  std::string text;
-  if (std::ifstream old(path, std::ios::binary); old) {
-    text.assign(std::istreambuf_iterator<char>(old), std::istreambuf_iterator<char>());
+  if (std::filesystem::exists(path)) {
+    std::ifstream old(path, std::ios::binary);
+    if (!old) return std::unexpected(system_error("open transcript", path.string()));
+    const std::string text((std::istreambuf_iterator<char>(old)), std::istreambuf_iterator<char>());
+    if (auto read = transcript.read(text); !read) return std::unexpected(read.error());
+    transcript.is_continued_ = true;
   }
-  if (auto read = transcript.read(text); !read) return std::unexpected(read.error());
-  // Written anew: whatever was cut off at its end must not run into the next line.
-  transcript.file_.open(path, std::ios::binary | std::ios::trunc);
+  // Written anew beside the old one, so that there is a whole one at any time: a line that was cut
+  // off must not run into the next one.
+  const std::filesystem::path fresh = path.string() + ".new";
+  transcript.file_.open(fresh, std::ios::binary | std::ios::trunc);
   transcript.file_ << header_of(transcript.beginning_) << '\n';
   for (std::size_t i = transcript.prompt().size(); i < transcript.tokens_.size(); ++i) {
     transcript.file_ << transcript.tokens_[i] << '\n';
   }
-  if (!transcript.file_.flush()) {
+  if (!transcript.file_.flush() || std::rename(fresh.c_str(), path.c_str()) != 0) {
     return std::unexpected(system_error("write transcript", path.string()));
   }
   return transcript;
@@ -61,7 +66,7 @@ std::expected<void, Error> Transcript::read(const std::string& text) {
   };
   std::string_view rest = text;
   const auto header = take_line(rest);
-  if (!header) return {};  // a new one, or one that died before its first line was whole
+  if (!header) return refused("it is no transcript: it has no first line");
   try {
     const json first = json::parse(*header);
     const auto session = unescape_bytes(first.at("session").get<std::string>());

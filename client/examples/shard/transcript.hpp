@@ -34,6 +34,8 @@ class Transcript {
   [[nodiscard]] const std::string& model_id() const { return beginning_.model_id; }
   [[nodiscard]] const ContextKey& key() const { return beginning_.key; }
   [[nodiscard]] const std::vector<adapter::TokenId>& prompt() const { return beginning_.prompt; }
+  // Whether the file was there already, with this key and prompt.
+  [[nodiscard]] bool is_continued() const { return is_continued_; }
   // The prompt, and all that was written.
   [[nodiscard]] const std::vector<adapter::TokenId>& tokens() const { return tokens_; }
   [[nodiscard]] std::size_t written() const { return tokens_.size() - beginning_.prompt.size(); }
@@ -49,6 +51,7 @@ class Transcript {
   Beginning beginning_;
   std::vector<adapter::TokenId> tokens_;
   std::ofstream file_;
+  bool is_continued_ = false;
 };
 
 }  // namespace hotkv::shard
