@@ -4,6 +4,8 @@
 #include <set>
 #include <string>
 
+#include "shared/fault_point.hpp"
+
 namespace hotkv::adapter {
 
 // Steps fill it from top to bottom; what has a refusal takes part in no further one.
@@ -165,6 +167,7 @@ void BoundaryAdapter::open(std::vector<Sequence>& sequences) {
     }
   }
   if (keys.empty()) return;
+  HOTKV_FAULT_POINT("step.before-open");
   auto contexts = client_.open(keys);
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (!contexts[i]) {
@@ -214,6 +217,7 @@ void BoundaryAdapter::make_room(std::vector<Sequence>& sequences) {
     asking.push_back(&sequence);
   }
   if (requests.empty()) return;
+  HOTKV_FAULT_POINT("step.before-append");
   auto writers = client_.append(requests);
   for (std::size_t i = 0; i < writers.size(); ++i) {
     Sequence& sequence = *asking[i];

@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-#include "shared/fault_point.hpp"
+#include "tests/support/at_fault_point.hpp"
 #include "tests/support/kv_worker.hpp"
 
 namespace hotkv::testing {
@@ -23,32 +23,7 @@ SessionId session_id(std::string_view text) {
   return SessionId::from(text).value();
 }
 
-// Runs `act` on the thread that reaches `point`, the first time it does (while this lives).
-class At {
- public:
-  At(std::string point, std::function<void()> act)
-      : point_(std::move(point)), act_(std::move(act)) {
-    current = this;
-    fault_handler = [](std::string_view reached) { current->reach(reached); };
-  }
-  ~At() {
-    fault_handler = nullptr;
-    EXPECT_TRUE(reached_) << "never reached " << point_;
-  }
-  At(const At&) = delete;
-  At& operator=(const At&) = delete;
-
- private:
-  void reach(std::string_view reached) {
-    if (reached != point_ || reached_) return;
-    reached_ = true;
-    act_();
-  }
-  static inline At* current = nullptr;
-  std::string point_;
-  std::function<void()> act_;
-  bool reached_ = false;
-};
+using At = AtFaultPoint;
 
 // 12 chunks of 16 tokens: whatever is freed is reused at once.
 class Interleaving : public ::testing::Test {

@@ -83,7 +83,8 @@ class LocalPipeline {
   [[nodiscard]] RecordingShard& shard(std::size_t index) { return *shards_[index]; }
   [[nodiscard]] RecordingShard& tail() { return *shards_.back(); }
   [[nodiscard]] adapter::BoundaryAdapter& adapter(std::size_t index) { return *adapters_[index]; }
-  [[nodiscard]] adapter::ShardLink& head_link() { return *stages_.front(); }
+  // The shard and all behind it.
+  [[nodiscard]] adapter::ShardLink& link(std::size_t index) { return *stages_[index]; }
 
  private:
   std::vector<std::unique_ptr<RecordingShard>> shards_;

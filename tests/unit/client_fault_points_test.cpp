@@ -8,7 +8,7 @@
 
 #include <hotkv/client.hpp>
 
-#include "shared/fault_point.hpp"
+#include "tests/support/at_fault_point.hpp"
 #include "tests/support/fake_daemon.hpp"
 
 namespace hotkv {
@@ -21,33 +21,7 @@ using protocol::Type;
 const SessionId kA = session_id("a");
 const SessionId kB = session_id("b");
 
-// Runs `act` when this thread reaches `point`: the first time, or every time.
-class At {
- public:
-  At(std::string point, std::function<void()> act, bool every_time = false)
-      : point_(std::move(point)), act_(std::move(act)), every_time_(every_time) {
-    current = this;
-    fault_handler = [](std::string_view reached) { current->reach(reached); };
-  }
-  ~At() {
-    fault_handler = nullptr;
-    EXPECT_GT(reached_, 0) << point_;
-  }
-  At(const At&) = delete;
-  At& operator=(const At&) = delete;
-
- private:
-  void reach(std::string_view reached) {
-    if (reached != point_ || (reached_ != 0 && !every_time_)) return;
-    ++reached_;
-    act_();
-  }
-  static inline At* current = nullptr;
-  std::string point_;
-  std::function<void()> act_;
-  bool every_time_;
-  int reached_ = 0;
-};
+using At = testing::AtFaultPoint;
 
 // The slot of `from` is freed and made another session's, as a daemon reuses it.
 void reuse_slot(FakeDaemon& daemon, const SessionId& from, const SessionId& to) {
