@@ -53,8 +53,9 @@ class DepthCheck final : public nlohmann::json_sax<json> {
   bool string(json::string_t&) override { return true; }
   bool binary(json::binary_t&) override { return true; }
   bool key(json::string_t&) override { return true; }
+  // The reader ends; from_cbor says what is wrong.
   bool parse_error(std::size_t, const std::string&, const json::exception&) override {
-    return true;  // from_cbor reports it
+    return false;
   }
   [[nodiscard]] bool is_too_deep() const { return depth_ > kDepthMax; }
 

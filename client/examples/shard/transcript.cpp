@@ -1,8 +1,10 @@
 #include "client/examples/shard/transcript.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -76,8 +78,17 @@ std::expected<void, Error> Transcript::read(const std::string& text) {
     if (first.at("model") != beginning_.model_id) {
       return refused("it is of model " + first.at("model").dump() + ", not " + beginning_.model_id);
     }
+    const json& prompt = first.at("prompt");
+    // json would make an unsigned number of a negative one.
+    const auto is_token = [](const json& token) {
+      return token.is_number_unsigned() && token <= std::numeric_limits<TokenId>::max();
+    };
+    if (!first.at("epoch").is_number_unsigned()) return refused("its epoch is no epoch");
+    if (prompt.empty() || !std::ranges::all_of(prompt, is_token)) {
+      return refused("its prompt is no list of tokens");
+    }
     beginning_.key = {*id, Epoch{first.at("epoch").get<std::uint64_t>()}};
-    beginning_.prompt = first.at("prompt").get<std::vector<TokenId>>();
+    beginning_.prompt = prompt.get<std::vector<TokenId>>();
   } catch (const json::exception& failure) {
     return refused(failure.what());
   }
