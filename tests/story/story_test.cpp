@@ -122,6 +122,24 @@ TEST_P(Story, TheTailIsKilledBetweenTwoSteps) {
   EXPECT_EQ(said(*router, "recomputed"), 0u);
 }
 
+// The router lives on and asks while there is no tail: a step is not begun before there is one.
+TEST_P(Story, TheTailIsKilledInThePauseBetweenTwoStepsOfOneRouter) {
+  Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
+  ASSERT_TRUE(workers.are_up());
+  const auto router = start_router(workers, 4, {"--pace-ms=1000"});
+  ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) == 3; })) << router->err();
+  workers.tail().kill();
+  ASSERT_TRUE(eventually([&] { return router->err().find("waiting") != std::string::npos; }))
+      << router->err();
+  ASSERT_TRUE(workers.start(1));
+  ASSERT_EQ(router->wait_exit(), 0) << router->err();
+  std::string text = router->out();
+  text.pop_back();  // the line end behind it
+  EXPECT_TRUE(GetParam().reference().starts_with(text)) << text;
+  EXPECT_EQ(said(*router, "recomputed"), 0u) << router->err();
+  EXPECT_EQ(said(*router, "interruptions"), 1u);
+}
+
 TEST_P(Story, TheTailIsKilledInsideAStep) {
   Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
   ASSERT_TRUE(workers.are_up());

@@ -21,7 +21,7 @@ StoryModel trained_model() {
 }
 
 StoryModel seeded_model() {
-  return {"Seeded", "seed:7", 60};
+  return {"Seeded", "seed:3", 60};
 }
 
 llama::Weights StoryModel::weights() const {

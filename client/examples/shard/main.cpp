@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <string>
 
 #include <hotkv/client.hpp>
@@ -31,8 +32,9 @@ struct ServeFlags {
   std::string model, layers, listen, next, socket, dtype = "f32";
 };
 struct GenerateFlags {
-  std::string model, tokenizer, head, prompt, session = "story", transcript;
+  std::string model, tokenizer, head, prompt, session = "story", transcript, report;
   std::uint64_t epoch = 0;
+  bool prints_new_text_only = false;
   bool is_epoch_new = false;  // it was made here, of the time
   std::size_t steps = 200;
   std::uint32_t pace_ms = 0;
@@ -107,11 +109,17 @@ int generate(const GenerateFlags& flags) {
   shard::Story story({.head = flags.head,
                       .steps = flags.steps,
                       .context_tokens_max = model.context_tokens_max,
+                      .prints_new_text_only = flags.prints_new_text_only,
                       .is_key_new = flags.is_epoch_new,
                       .pace = std::chrono::milliseconds(flags.pace_ms),
                       .patience = std::chrono::seconds(flags.patience_s)},
                      *tokenizer, std::move(*transcript));
   const auto written = story.write();
+  if (!flags.report.empty()) {
+    std::ofstream file(flags.report);
+    file << story.report() << '\n';
+    if (!file.flush()) return fail(system_error("write report", flags.report));
+  }
   return written ? kExitOk : fail(written.error());
 }
 
@@ -151,6 +159,9 @@ int main(int argc, char** argv) {
                                "route epoch; 0: the time, so that a new story supersedes the last");
   generate_command->add_option("--transcript", to_generate.transcript,
                                "file of the tokens; one that is there is gone on with");
+  generate_command->add_option("--report", to_generate.report, "JSON file of what it came to");
+  generate_command->add_flag("--new-text-only", to_generate.prints_new_text_only,
+                             "do not print what the transcript held already");
   generate_command->add_option("--pace-ms", to_generate.pace_ms, "wait between tokens, to watch");
   generate_command->add_option("--patience-s", to_generate.patience_s, "how long a token may take")
       ->capture_default_str();

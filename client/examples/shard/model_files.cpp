@@ -31,7 +31,7 @@ std::expected<llama::Weights, Error> load_weights(const std::string& model) {
   const auto [end, code] = std::from_chars(digits.begin(), digits.end(), seed);
   if (code != std::errc() || end != digits.end()) {
     return std::unexpected(Error{ErrorCode::invalid_argument, "load model", model,
-                                 "a seed is a number below 2^64, as in seed:7"});
+                                 "a seed is a number below 2^64, as in seed:3"});
   }
   return llama::Weights::from_seed(seeded_config(), seed);
 }

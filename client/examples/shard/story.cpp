@@ -1,5 +1,6 @@
 #include "client/examples/shard/story.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,13 @@ using adapter::TokenId;
 constexpr std::chrono::milliseconds kAskAgainAfter{50};
 constexpr std::chrono::seconds kGiveBackDeadline{5};
 constexpr std::chrono::seconds kWhoDeadline{5};
+
+// Whether text and messages go to one place: then a message begins a line of its own.
+bool is_one_screen() {
+  struct stat out, err;
+  return ::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &err) == 0 &&
+         out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+}
 
 // Whether the same question can be answered later: the rest says that it is wrong.
 bool may_pass(const Refusal& refusal) {
@@ -41,7 +49,10 @@ Story::Story(StoryOptions options, const llama::Tokenizer& tokenizer, Transcript
       tokenizer_(&tokenizer),
       transcript_(std::move(transcript)),
       head_(options_.head),
-      is_sole_(options_.is_key_new || transcript_.is_continued()) {
+      is_sole_(options_.is_key_new || transcript_.is_continued()),
+      printed_(options_.prints_new_text_only ? std::max<std::size_t>(transcript_.tokens().size(), 1)
+                                             : 1),
+      is_one_screen_(is_one_screen()) {
   // The last token written was sampled, not run: nobody has cached it yet.
   if (transcript_.written() > 0) {
     cached_ = TokenCount{static_cast<std::uint32_t>(transcript_.tokens().size() - 1)};
@@ -55,10 +66,18 @@ std::expected<void, Refusal> Story::write() {
   if (is_line_open_) std::printf("\n");
   std::fflush(stdout);
   is_line_open_ = false;
-  say(std::to_string(transcript_.written()) + " tokens written; reused=" +
-      std::to_string(reused_.value_or(0)) + " recomputed=" + std::to_string(recomputed_) +
+  const std::uint64_t reused = reused_.value_or(0);
+  say(std::to_string(transcript_.written()) + " tokens written; reused=" + std::to_string(reused) +
+      " recomputed=" + std::to_string(recomputed_) +
       " interruptions=" + std::to_string(interruptions_));
   return written;
+}
+
+std::string Story::report() const {
+  return "{\"written\":" + std::to_string(transcript_.written()) +
+         ",\"reused\":" + std::to_string(reused_.value_or(0)) +
+         ",\"recomputed\":" + std::to_string(recomputed_) +
+         ",\"interruptions\":" + std::to_string(interruptions_) + "}";
 }
 
 bool Story::is_ended() const {
@@ -75,7 +94,7 @@ std::expected<void, Refusal> Story::write_tokens() {
     if (!token) return std::unexpected(token.error());
     if (auto added = transcript_.add(*token); !added) return std::unexpected(added.error());
     print_text();
-    if (options_.pace.count() > 0) std::this_thread::sleep_for(options_.pace);
+    if (!is_ended()) std::this_thread::sleep_for(options_.pace);
   }
   return {};
 }
@@ -157,8 +176,7 @@ void Story::print_text() {
 }
 
 void Story::say(const std::string& what) {
-  // On a terminal both streams share the screen: a message begins a line of its own.
-  if (is_line_open_ && ::isatty(STDOUT_FILENO) && ::isatty(STDERR_FILENO)) {
+  if (is_line_open_ && is_one_screen_) {
     std::fputc('\n', stderr);
     is_line_open_ = false;
   }

@@ -19,6 +19,7 @@ struct StoryOptions {
   std::filesystem::path head;            // where the head listens
   std::size_t steps = 200;               // tokens to be written in all, beside the prompt
   std::uint32_t context_tokens_max = 0;  // the model's; a longer story ends there
+  bool prints_new_text_only = false;     // of a transcript that is gone on with
   bool is_key_new = false;            // no other story was ever written under the transcript's key
   std::chrono::milliseconds pace{0};  // from token to token, for people who watch
   std::chrono::milliseconds patience{30000};  // how long one token may take, interruptions included
@@ -34,6 +35,9 @@ class Story {
   // Refusals: what is no use to ask again for (a wrong request, a budget that does not suffice, an
   // epoch that was superseded), and deadline_exceeded after `patience`, with the last obstacle.
   [[nodiscard]] std::expected<void, Refusal> write();
+  // {"written":…,"reused":…,"recomputed":…,"interruptions":…} so far, in tokens; `reused` by the
+  // first step: what was cached from before.
+  [[nodiscard]] std::string report() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -52,9 +56,10 @@ class Story {
   const llama::Tokenizer* tokenizer_;
   Transcript transcript_;
   FrameClient head_;
-  TokenCount cached_;                    // of the transcript's tokens, as the workers last said
-  bool is_sole_;                         // what is cached under the key is of these tokens only
-  std::size_t printed_ = 1;              // tokens whose text is out; the first has none
+  TokenCount cached_;    // of the transcript's tokens, as the workers last said
+  bool is_sole_;         // what is cached under the key is of these tokens only
+  std::size_t printed_;  // tokens whose text is out; the first has none
+  bool is_one_screen_;
   bool is_line_open_ = false;            // text since the last line end
   std::optional<std::uint64_t> reused_;  // by the first step: what was there from before
   std::uint64_t recomputed_ = 0;
