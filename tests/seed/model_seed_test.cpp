@@ -91,6 +91,23 @@ TEST_F(ModelSeed, TheResidualAtTheSeamIsTheWholeModels) {
   EXPECT_EQ(cached.shard(1).last_residual, whole.residual(tokens, 5));
 }
 
+// FR-107: a sampled token is text, not KV. It counts once it has been run, on every shard.
+TEST_F(ModelSeed, TheLastSampledTokenIsNotCountedAsCached) {
+  LocalPipeline cached = pipeline(kTwoRanges);
+  auto tokens = some_tokens(15);
+  for (const std::uint32_t length : {15u, 16u, 17u}) {  // around the end of a chunk
+    const auto next = cached.advance(key_of("a"), tokens, length == 15 ? 0 : length - 1);
+    ASSERT_TRUE(next.token) << next.refusal->message();
+    EXPECT_EQ(next.cached.value(), length);
+    for (const std::size_t shard : {0u, 1u}) {
+      const auto view = cached.adapter(shard).client().get(SessionId::from("a").value(), Epoch{1});
+      ASSERT_TRUE(view);
+      EXPECT_EQ(view->length().value(), length);
+    }
+    tokens.push_back(*next.token);
+  }
+}
+
 TEST_F(ModelSeed, HowTokensAreCutIntoStepsChangesNothing) {
   LocalPipeline cached = pipeline(kTwoRanges);
   const auto tokens = some_tokens(50);
