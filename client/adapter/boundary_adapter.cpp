@@ -36,6 +36,7 @@ std::vector<ShardResult> BoundaryAdapter::run(std::span<const ShardInput> batch)
   std::vector<Sequence> sequences;
   sequences.reserve(batch.size());
   std::set<Name> names;
+  std::optional<Error> unavailable;
   for (const ShardInput& input : batch) {
     Sequence& sequence = sequences.emplace_back(Sequence{.input = input});
     auto sane = check(input);
@@ -55,7 +56,16 @@ std::vector<ShardResult> BoundaryAdapter::run(std::span<const ShardInput> batch)
     sequence.fresh = TokenCount{static_cast<std::uint32_t>(
         computation_->is_head() ? input.tokens.size()
                                 : input.residual.size() / computation_->config().dim)};
-    look_up(sequence);
+    // Without the daemon every further question would wait for it just as long.
+    if (unavailable) {
+      refuse(sequence, *unavailable);
+      continue;
+    }
+    find_view_or_begin(sequence);
+    if (sequence.refusal && sequence.refusal->is(MissReason::daemon_unavailable)) {
+      unavailable = Error{sequence.refusal->miss().cause.value_or(ErrorCode::daemon_unavailable),
+                          "run step", "a batch", "hotkvd does not answer"};
+    }
   }
   open(sequences);
   truncate(sequences);
@@ -114,7 +124,7 @@ void BoundaryAdapter::refuse(Sequence& sequence, Refusal refusal) {
   sequence.refusal = std::move(refusal);
 }
 
-std::optional<CacheMiss> BoundaryAdapter::look(Sequence& sequence) const {
+std::optional<CacheMiss> BoundaryAdapter::find_view(Sequence& sequence) const {
   const ShardInput& input = sequence.input;
   sequence.view.reset();
   sequence.is_too_long = false;
@@ -131,9 +141,9 @@ std::optional<CacheMiss> BoundaryAdapter::look(Sequence& sequence) const {
 
 // Before anything is opened: opening makes an empty context where there is none, and the reason of
 // the miss would be lost.
-void BoundaryAdapter::look_up(Sequence& sequence) {
+void BoundaryAdapter::find_view_or_begin(Sequence& sequence) {
   const ShardInput& input = sequence.input;
-  const auto miss = look(sequence);
+  const auto miss = find_view(sequence);
   if (!miss) return;
   const bool begins_anew = input.position == TokenCount{0} &&
                            miss->reason != MissReason::daemon_unavailable &&
@@ -142,7 +152,7 @@ void BoundaryAdapter::look_up(Sequence& sequence) {
   held_.erase({input.key.session, input.key.epoch});  // of a context that is gone
 }
 
-void BoundaryAdapter::let_go_of_old() {
+void BoundaryAdapter::give_back_oldest() {
   while (held_.size() > kHeldMax) {
     const auto oldest = std::ranges::min_element(
         held_, {}, [](const auto& entry) { return entry.second.last_step; });
@@ -159,9 +169,11 @@ void BoundaryAdapter::open(std::vector<Sequence>& sequences) {
     if (!sequence.is_going()) continue;
     const ContextKey& key = sequence.input.key;
     const auto held = held_.find({key.session, key.epoch});
-    if (held != held_.end()) {
+    if (held != held_.end() && held->second.context.length() >= sequence.input.position) {
       held->second.last_step = step_;
     } else {
+      // A lease that knows of less than there is, is of a context that was there before.
+      if (held != held_.end()) held_.erase(held);
       keys.push_back(key);
       asking.push_back(&sequence);
     }
@@ -177,9 +189,9 @@ void BoundaryAdapter::open(std::vector<Sequence>& sequences) {
     held_.insert_or_assign({keys[i].session, keys[i].epoch}, Held{std::move(*contexts[i]), step_});
     // Looked at again under the lease: until now another worker could roll back and publish other
     // tokens of the same number.
-    if (const auto miss = look(*asking[i])) refuse(*asking[i], *miss);
+    if (const auto miss = find_view(*asking[i])) refuse(*asking[i], *miss);
   }
-  let_go_of_old();
+  give_back_oldest();
 }
 
 void BoundaryAdapter::truncate(std::vector<Sequence>& sequences) {
@@ -197,7 +209,7 @@ void BoundaryAdapter::truncate(std::vector<Sequence>& sequences) {
     Sequence& sequence = *asking[i];
     if (!outcomes[i]) {
       refuse(sequence, outcomes[i].error());
-    } else if (const auto miss = look(sequence)) {
+    } else if (const auto miss = find_view(sequence)) {
       refuse(sequence, *miss);
     } else if (sequence.is_too_long) {
       refuse(sequence,
@@ -276,12 +288,11 @@ TokenId BoundaryAdapter::sample_after(std::span<const float> residual,
 
 BoundaryAdapter::Cached BoundaryAdapter::cached(const ContextKey& key, TokenCount expected) const {
   const auto view = client_.resolve(key.session, key.epoch, expected);
-  if (view) return {expected, expected, std::nullopt};
+  if (view) return {expected, std::nullopt};
   const CacheMiss& miss = view.error();
-  if (miss.reason != MissReason::seq_len_mismatch) return {TokenCount{0}, TokenCount{0}, miss};
+  if (miss.reason != MissReason::seq_len_mismatch) return {TokenCount{0}, miss};
   const TokenCount known = miss.known_length.value_or(TokenCount{0});
-  if (known >= expected) return {expected, known, std::nullopt};
-  return {known, known, miss};
+  return {known, known < expected ? std::optional(miss) : std::nullopt};
 }
 
 std::expected<void, Refusal> BoundaryAdapter::give_back(const ContextKey& key) {

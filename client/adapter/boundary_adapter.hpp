@@ -62,8 +62,8 @@ class BoundaryAdapter {
 
   // Result i belongs to input i; one sequence's refusal does not touch the others. No two inputs
   // have the same key. Contexts that are not held are opened, those too long truncated, and those
-  // without room for the new tokens granted it: each kind with one control message for all; a
-  // decode step within its grants sends none.
+  // without room for the new tokens granted it: each with one control message for all. A decode
+  // step within its grants sends none; a miss costs a round trip of its own.
   //
   // Misses: fewer than `position` tokens are cached (seq_len_mismatch with the known length), or
   // none and why. Errors: invalid_argument (rows of a wrong count, a token outside the vocabulary,
@@ -71,10 +71,9 @@ class BoundaryAdapter {
   // the lease), lease_lost (another worker took it: the next step opens anew), and append's.
   [[nodiscard]] std::vector<ShardResult> run(std::span<const ShardInput> batch);
 
-  // What this shard has of a context: `published` tokens, of which `tokens` are among the expected
-  // ones. Where that is fewer than expected, `miss` says why.
+  // Tokens that this shard has published of a context; where there are fewer than `expected`,
+  // `miss` says why.
   struct Cached {
-    TokenCount tokens;
     TokenCount published;
     std::optional<CacheMiss> miss;
   };
@@ -100,9 +99,9 @@ class BoundaryAdapter {
 
   [[nodiscard]] std::expected<void, Error> check(const ShardInput& input) const;
   // Sets the view, or that too much is cached; else the miss.
-  [[nodiscard]] std::optional<CacheMiss> look(Sequence& sequence) const;
-  void look_up(Sequence& sequence);
-  void let_go_of_old();
+  [[nodiscard]] std::optional<CacheMiss> find_view(Sequence& sequence) const;
+  void find_view_or_begin(Sequence& sequence);
+  void give_back_oldest();
   void open(std::vector<Sequence>& sequences);
   void truncate(std::vector<Sequence>& sequences);
   void make_room(std::vector<Sequence>& sequences);

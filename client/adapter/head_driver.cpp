@@ -20,7 +20,10 @@ struct HeadDriver::Progress {
   [[nodiscard]] std::uint32_t size() const {
     return static_cast<std::uint32_t>(request->tokens.size());
   }
-  // Positions [at, to) are about to be run on the head.
+  // The first step begins at `position`, or with the last token: that one is run in any case, since
+  // its residual is what the next token is sampled from.
+  void begin_at(std::uint32_t position) { at = lowest = std::min(position, size() - 1); }
+  // Positions [at, to) were run on the head.
   void count_run(std::uint32_t to) {
     if (run_before > at) recomputed += std::min(run_before, to) - at;
     run_before = std::max(run_before, to);
@@ -30,65 +33,86 @@ struct HeadDriver::Progress {
   }
 };
 
-HeadDriver::Progress HeadDriver::begin(const AdvanceRequest& request) const {
-  Progress progress{.request = &request};
-  if (request.tokens.empty()) {
-    progress.refusal = Error{ErrorCode::invalid_argument, "advance", request.key.session.escaped(),
-                             "it has no tokens"};
-    return progress;
+namespace {
+
+// A refusal that is mended by running tokens again, and how many are left where it came from.
+std::optional<std::uint32_t> length_after_loss(const Refusal& refusal) {
+  if (!refusal.is_miss()) return std::nullopt;
+  const CacheMiss& miss = refusal.miss();
+  switch (miss.reason) {
+    case MissReason::daemon_unavailable:
+    case MissReason::superseded_epoch: return std::nullopt;
+    case MissReason::seq_len_mismatch: return miss.known_length.value_or(TokenCount{0}).value();
+    default: return 0;
   }
-  // The last token is run in any case: its residual is what the next token is sampled from.
-  const std::uint32_t usable = progress.size() - 1;
-  const std::uint32_t trusted = request.is_sole ? progress.size() : request.expected.value();
-  if (trusted == 0) return progress;
-  progress.at = std::min(request.expected.value(), usable);  // until something else is known
+}
+
+}  // namespace
+
+void HeadDriver::begin(Progress& progress) const {
+  const AdvanceRequest& request = *progress.request;
+  const std::uint32_t expected = request.expected.value();
+  progress.begin_at(expected);
+  if (expected == 0 && !request.is_sole) return;  // whatever is cached is not trusted
   const auto cached = own_->cached(request.key, request.expected);
   if (cached.miss && cached.miss->reason == MissReason::daemon_unavailable) {
     progress.refusal = *cached.miss;
-    return progress;
+    return;
   }
-  if (request.expected > TokenCount{0}) progress.why = cached.miss;
-  progress.at = std::min({cached.published.value(), trusted, usable});
-  progress.lowest = progress.at;
-  const std::uint32_t published = request.is_sole ? cached.published.value() : 0;
-  progress.run_before = std::min(std::max(published, request.expected.value()), progress.size());
-  return progress;
+  if (expected > 0) progress.why = cached.miss;
+  const std::uint32_t published = cached.published.value();
+  const std::uint32_t trusted = request.is_sole ? published : std::min(published, expected);
+  progress.begin_at(trusted);
+  progress.run_before = std::min(std::max(trusted, expected), progress.size());
 }
 
 void HeadDriver::settle(Progress& progress, std::uint32_t to, ShardResult result) const {
-  if (result) {
-    progress.count_run(to);
-    progress.at = to;
-    if (to < progress.size()) return;
-    progress.token = result->token;
-    if (!progress.token) {
-      progress.refusal = Error{ErrorCode::protocol_error, "advance",
-                               progress.request->key.session.escaped(), "the tail sent no token"};
+  if (!result) {
+    const ShardRefusal& refusal = result.error();
+    if (refusal.ran_in_front) progress.count_run(to);
+    const auto length = length_after_loss(refusal);
+    if (!length || progress.resumptions == kResumptionsMax) {
+      progress.refusal = refusal;
+      return;
     }
+    ++progress.resumptions;
+    progress.why = refusal.miss();
+    // A shard that has less than it was asked for: the next step begins there, or lower at any
+    // rate.
+    const std::uint32_t lower = progress.at > 0 ? progress.at - 1 : 0;
+    progress.at = std::min(*length, lower);
+    progress.lowest = std::min(progress.lowest, progress.at);
     return;
   }
-  const ShardRefusal& refusal = result.error();
-  if (refusal.ran_in_front) progress.count_run(to);
-  const bool is_loss = refusal.is_miss() && !refusal.is(MissReason::daemon_unavailable) &&
-                       !refusal.is(MissReason::superseded_epoch);
-  if (!is_loss || progress.resumptions == kResumptionsMax || progress.at == 0) {
-    progress.refusal = refusal;
-    return;
+  progress.count_run(to);
+  progress.at = to;
+  if (to < progress.size()) return;
+  progress.token = result->token;
+  if (!progress.token) {
+    progress.refusal = Error{ErrorCode::protocol_error, "advance",
+                             progress.request->key.session.escaped(), "the tail sent no token"};
   }
-  const CacheMiss& miss = refusal.miss();
-  const std::uint32_t known = miss.reason == MissReason::seq_len_mismatch
-                                  ? miss.known_length.value_or(TokenCount{0}).value()
-                                  : 0;
-  progress.why = miss;
-  ++progress.resumptions;
-  progress.at = std::min(known, progress.at - 1);
-  progress.lowest = std::min(progress.lowest, progress.at);
 }
 
 std::vector<Advance> HeadDriver::advance(std::span<const AdvanceRequest> requests) {
   std::vector<Progress> all;
   all.reserve(requests.size());
-  for (const AdvanceRequest& request : requests) all.push_back(begin(request));
+  bool is_daemon_gone = false;
+  for (const AdvanceRequest& request : requests) {
+    Progress& progress = all.emplace_back(Progress{.request = &request});
+    if (request.tokens.empty()) {
+      progress.refusal = Error{ErrorCode::invalid_argument, "advance",
+                               request.key.session.escaped(), "it has no tokens"};
+    } else if (is_daemon_gone) {
+      // Every further question would wait for it just as long.
+      progress.begin_at(request.expected.value());
+      progress.refusal = Error{ErrorCode::daemon_unavailable, "advance",
+                               request.key.session.escaped(), "hotkvd does not answer"};
+    } else {
+      begin(progress);
+      is_daemon_gone = progress.refusal.has_value();
+    }
+  }
   for (;;) {
     std::vector<Progress*> going;
     for (Progress& progress : all) {

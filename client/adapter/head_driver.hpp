@@ -22,7 +22,7 @@ struct AdvanceRequest {
   TokenCount expected{};
   // Whether this key was never used with other tokens. Then what is cached beyond `expected` is of
   // this sequence too (its answer was lost) and is reused. Else it is rolled back and run anew:
-  // after a refused Advance with other tokens nobody knows how far those got.
+  // after a refused Advance with other tokens nobody knows how far those got (nor is it counted).
   bool is_sole = false;
   SamplingContract sampling = SamplingContract::greedy();
 };
@@ -35,7 +35,7 @@ struct Advance {
       cached{};  // leading tokens that every shard has, as far as is known; all, with a token
   TokenCount reused{};      // leading tokens that no shard had to run
   TokenCount recomputed{};  // tokens that were run although they had been run before
-  // Why less than `expected` could be reused, where that was so; of several losses the last.
+  // The last loss that was met, if any: of this shard against `expected`, or of one behind it.
   std::optional<CacheMiss> why{};
 };
 
@@ -61,7 +61,7 @@ class HeadDriver {
 
  private:
   struct Progress;
-  [[nodiscard]] Progress begin(const AdvanceRequest& request) const;
+  void begin(Progress& progress) const;
   void settle(Progress& progress, std::uint32_t to, ShardResult result) const;
 
   const BoundaryAdapter* own_;

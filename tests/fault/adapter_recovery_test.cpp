@@ -25,7 +25,7 @@ constexpr std::uint32_t kLength = 300;  // three slices, nineteen chunks
 class AdapterRecovery : public ::testing::Test {
  protected:
   AdapterRecovery()
-      : daemon({.flags = {"--max-bytes=16M", "--hugepages=off", "--chunk-tokens=16"}}),
+      : daemon({.flags = {"--max-bytes=64M", "--hugepages=off", "--chunk-tokens=16"}}),
         weights(tiny_llama()),
         whole(weights, DType::f32) {}
   void SetUp() override { ASSERT_TRUE(daemon.wait_ready()) << daemon.err(); }
@@ -200,28 +200,101 @@ TEST_F(AdapterRecovery, APrefillThatWasInterruptedGoesOnWhereItWas) {
 }
 
 TEST_F(AdapterRecovery, ALossBehindTheHeadInTheMiddleOfAPrefillIsMended) {
-  const ContextKey key = key_of("a");
   const auto tokens = some_tokens(300);
   LocalPipeline cached = pipeline();
   Client other = client_of(1);
-  Advance advance;
-  {
-    int appends = 0;
-    AtFaultPoint at(
-        "step.before-append",
-        [&] {
-          // The middle shard's third step: its context is released under its hands.
-          if (++appends != 8) return;
-          ASSERT_TRUE(other.release(key.session, key.epoch));
-        },
-        /*every_time=*/true);
-    advance = cached.advance(key, tokens, 0);
+  for (const int slice : {1, 2, 3}) {
+    const ContextKey key = key_of("a", static_cast<std::uint64_t>(slice));
+    Advance advance;
+    {
+      int appends = 0;
+      AtFaultPoint at(
+          "step.before-append",
+          [&] {
+            // The middle one of three shards: its context is released under its hands.
+            if (++appends != 3 * (slice - 1) + 2) return;
+            ASSERT_TRUE(other.release(key.session, key.epoch));
+          },
+          /*every_time=*/true);
+      advance = cached.advance(key, tokens, 0);
+    }
+    expect_token_of_whole_model(cached, advance, tokens);
+    ASSERT_TRUE(advance.why);
+    EXPECT_EQ(advance.why->reason, MissReason::released) << advance.why->message();
+    EXPECT_EQ(advance.reused.value(), 0u);
+    EXPECT_EQ(advance.recomputed.value(), std::min(128 * slice, 300)) << "what the head had run";
   }
-  expect_token_of_whole_model(cached, advance, tokens);
-  ASSERT_TRUE(advance.why);
-  EXPECT_EQ(advance.why->reason, MissReason::released) << advance.why->message();
-  EXPECT_EQ(advance.reused.value(), 0u);
-  EXPECT_EQ(advance.recomputed.value(), 300u) << "the head had run all three slices";
+}
+
+// A lease that outlived its context: the router died, the context was released, and another pair of
+// workers began anew under the same key.
+TEST_F(AdapterRecovery, ALeaseOfWhatWasThereBeforeIsGivenUp) {
+  const ContextKey key = key_of("a");
+  const auto tokens = some_tokens(60);
+  LocalPipeline first = pipeline();
+  ASSERT_TRUE(first.advance(key, some_tokens(30), 0).token);
+  for (std::size_t i = 0; i < kRanges.size(); ++i) {
+    ASSERT_TRUE(client_of(i).release(key.session, key.epoch));
+  }
+  run_and_give_back(key, tokens);
+  auto shorter = tokens;
+  shorter.resize(50);
+  const Advance advance = first.advance(key, shorter, 40);
+  expect_token_of_whole_model(first, advance, shorter);
+}
+
+// Contexts that are lost as fast as they are computed: it gives up, with the reason.
+TEST_F(AdapterRecovery, EndlessLossesAreRefusedInTheEnd) {
+  class LosingLink final : public adapter::ShardLink {
+   public:
+    std::expected<void, Error> reach() override { return {}; }
+    std::vector<adapter::ShardResult> run(std::span<const ShardInput> batch) override {
+      ++calls;
+      const CacheMiss miss{batch.front().key.session,
+                           batch.front().key.epoch,
+                           {},
+                           MissReason::evicted_lru,
+                           {},
+                           {},
+                           {},
+                           {}};
+      return std::vector<adapter::ShardResult>(
+          batch.size(), std::unexpected(adapter::ShardRefusal(Refusal(miss))));
+    }
+    std::expected<void, Refusal> give_back(std::span<const ContextKey>) override { return {}; }
+    int calls = 0;
+  };
+  LocalPipeline cached = pipeline();
+  LosingLink losing;
+  adapter::PipelineStage stage(cached.adapter(0), &losing);
+  adapter::HeadDriver driver(cached.adapter(0), stage);
+  const std::vector<AdvanceRequest> request{{key_of("a"), some_tokens(20)}};
+  const Advance advance = driver.advance(request).front();
+  ASSERT_TRUE(advance.refusal);
+  EXPECT_TRUE(advance.refusal->is(MissReason::evicted_lru));
+  EXPECT_EQ(losing.calls, 1 + adapter::HeadDriver::kResumptionsMax);
+  EXPECT_EQ(advance.recomputed.value(), 20u * adapter::HeadDriver::kResumptionsMax);
+}
+
+TEST_F(AdapterRecovery, LeasesDoNotPileUp) {
+  LocalPipeline first(daemon.control_path(), weights, {{0, 5}});
+  const std::size_t sessions = adapter::BoundaryAdapter::kHeldMax + 10;
+  for (std::size_t i = 0; i < sessions; i += 2) {
+    const std::vector<AdvanceRequest> batch{{key_of("session-" + std::to_string(i)), {7}},
+                                            {key_of("session-" + std::to_string(i + 1)), {8}}};
+    for (const Advance& advance : first.advance(batch)) ASSERT_TRUE(advance.token);
+  }
+  ClientOptions options;
+  options.socket_path = daemon.control_path();
+  Client other = Client::attach(options, first.adapter(0).client().recipe()).value();
+  // The oldest were let go; their contexts are still there.
+  const auto oldest = other.open(SessionId::from("session-0").value(), Epoch{1});
+  ASSERT_TRUE(oldest) << oldest.error().message();
+  EXPECT_EQ(oldest->length(), TokenCount{1});
+  const auto newest =
+      other.open(key_of("session-" + std::to_string(sessions - 1)).session, Epoch{1});
+  ASSERT_FALSE(newest);
+  EXPECT_TRUE(newest.error().is(ErrorCode::session_busy));
 }
 
 // Between the look at what is cached and the lease, the context is rolled back and filled with
@@ -301,14 +374,14 @@ TEST_F(AdapterRecovery, ManyPrefillsShareTheTokensOfAStep) {
               adapter::SamplingContract::greedy().choose(whole.logits(batch[i].tokens)));
   }
   EXPECT_EQ(cached.shard(0).batch_sizes.front(), 40u);
-  EXPECT_GE(cached.shard(0).batch_sizes.size(), 40u * 20 / adapter::HeadDriver::kStepTokens);
+  EXPECT_EQ(std::ranges::max(cached.shard(0).tokens_run), 40u * 3) << "128 tokens for 40 sequences";
 }
 
 TEST_F(AdapterRecovery, WithoutTheDaemonNothingIsComputedAndTheReasonIsSaid) {
   LocalPipeline cached = pipeline();
   const auto tokens = some_tokens(20);
   ASSERT_TRUE(cached.advance(key_of("a"), tokens, 0).token);
-  const std::size_t run = cached.shard(0).tokens_run;
+  const auto run = cached.shard(0).tokens_run;
   EXPECT_EQ(broken_invariant(daemon), "");
   ASSERT_EQ(daemon.stop(), 0) << daemon.err();
   ASSERT_TRUE(eventually([&] { return !cached.adapter(0).client().is_connected(); }));
@@ -341,6 +414,11 @@ TEST_F(AdapterRecovery, InputThatDoesNotFitIsRefusedByName) {
   EXPECT_THAT(refusal(head, {{key, {}, {300}, {}, {}}}), says("token 300 is not below 300"));
   EXPECT_THAT(refusal(head, {{key, TokenCount{400}, {1}, {}, {}}}), says("context of 400"));
   EXPECT_THAT(refusal(head, {{key, {}, {1}, {}, {}}, {key, {}, {1}, {}, {}}}), says("twice"));
+  std::vector<ShardInput> too_many;
+  for (std::uint64_t epoch = 1; epoch <= 257; ++epoch) {
+    too_many.push_back({key_of("many", epoch), {}, {1}, {}, {}});
+  }
+  EXPECT_THAT(refusal(head, too_many), says("at most 256"));
   EXPECT_TRUE(cached.advance(key, {}, 0).refusal->is(ErrorCode::invalid_argument));
 }
 

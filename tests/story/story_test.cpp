@@ -122,20 +122,19 @@ TEST_P(Story, TheTailIsKilledBetweenTwoSteps) {
   EXPECT_EQ(said(*router, "recomputed"), 0u);
 }
 
-// The router lives on and asks while there is no tail: a step is not begun before there is one.
-TEST_P(Story, TheTailIsKilledInThePauseBetweenTwoStepsOfOneRouter) {
+// The head lives on, still connected to the dead tail, and is asked while there is none: a step is
+// not begun before there is one.
+TEST_P(Story, ThereIsNoTailForAWhileBetweenTwoSteps) {
   Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
   ASSERT_TRUE(workers.are_up());
-  const auto router = start_router(workers, 4, {"--pace-ms=1000"});
-  ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) == 3; })) << router->err();
+  write_half(workers);
   workers.tail().kill();
+  const auto router = start_router(workers, steps());
   ASSERT_TRUE(eventually([&] { return router->err().find("waiting") != std::string::npos; }))
       << router->err();
   ASSERT_TRUE(workers.start(1));
-  ASSERT_EQ(router->wait_exit(), 0) << router->err();
-  std::string text = router->out();
-  text.pop_back();  // the line end behind it
-  EXPECT_TRUE(GetParam().reference().starts_with(text)) << text;
+  expect_whole_story(*router);
+  EXPECT_EQ(said(*router, "reused"), steps() / 2);
   EXPECT_EQ(said(*router, "recomputed"), 0u) << router->err();
   EXPECT_EQ(said(*router, "interruptions"), 1u);
 }
@@ -159,7 +158,7 @@ TEST_P(Story, TheHeadIsKilledInsideAStep) {
   write_half(workers);
   const auto router = stop_inside_a_step(workers);
   workers.head().kill();
-  workers.tail().signal(SIGCONT);  // it runs the step whose answer nobody waits for any more
+  workers.tail().signal(SIGCONT);  // it drops the step, whose answer nobody waits for any more
   ASSERT_TRUE(workers.start(0));
   expect_whole_story(*router);
   EXPECT_EQ(said(*router, "recomputed"), 1u);
@@ -196,16 +195,17 @@ TEST_P(Story, WorkersAreKilledAgainAndAgainWhileItIsWritten) {
   Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
   ASSERT_TRUE(workers.are_up());
   constexpr std::size_t kKills = 8;
-  const auto router = start_router(workers, steps(), {"--pace-ms=5"});
+  const auto router = start_router(workers, steps(), {"--pace-ms=10"});
   for (std::size_t kill = 0; kill < kKills; ++kill) {
     // Wherever it happens to be: in a step of one of them, or in the pause between two.
-    const std::size_t from = steps() * (kill + 1) / (kKills + 2);
+    const std::size_t from = steps() * (kill + 1) / (kKills + 4);
     ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) >= from; })) << router->err();
     workers.worker(kill % 2).kill();
     ASSERT_TRUE(workers.start(kill % 2));
   }
   expect_whole_story(*router);
   EXPECT_LE(said(*router, "recomputed"), kKills);
+  EXPECT_GE(said(*router, "interruptions"), 1u) << "nobody was killed while it was written";
 }
 
 TEST_P(Story, ASecondPairOfWorkersGoesOn) {
@@ -225,24 +225,26 @@ TEST_P(Story, ASecondPairWaitsWhileTheFirstHoldsTheLeases) {
   Workers first(GetParam(), *daemon, folder.path(), two_ranges(), "first-");
   Workers second(GetParam(), *daemon, folder.path(), two_ranges(), "second-");
   ASSERT_TRUE(first.are_up() && second.are_up());
-  const auto lost_router = start_router(first, steps(), {"--pace-ms=5"});
-  ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) >= steps() / 2; }));
+  write_half(first);
+  const auto lost_router = stop_inside_a_step(first);
   lost_router->kill();  // so nobody tells the first pair to give the leases back
+  first.tail().signal(SIGCONT);
   const auto router = start_router(second, steps());
   ASSERT_TRUE(eventually([&] { return router->err().find("session-busy") != std::string::npos; }))
       << router->err();
   first.head().kill();
   first.tail().kill();
   expect_whole_story(*router);
-  EXPECT_LE(said(*router, "recomputed"), 1u) << "the lost router may have asked for one more";
+  EXPECT_EQ(said(*router, "recomputed"), 1u) << "the lost router had asked for one more";
 }
 
 TEST_P(Story, HotkvdIsStoppedForASecond) {
   Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
   ASSERT_TRUE(workers.are_up());
-  const auto router = start_router(workers, steps(), {"--pace-ms=5"});
-  ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) >= steps() / 2; }));
+  write_half(workers);
+  const auto router = stop_inside_a_step(workers);
   EXPECT_EQ(daemon->stop(), 0) << daemon->err();
+  workers.tail().signal(SIGCONT);
   const auto stopped = std::chrono::steady_clock::now();
   EXPECT_TRUE(eventually([&] {
     return router->err().find("daemon-unavailable") != std::string::npos &&
@@ -286,6 +288,26 @@ TEST_P(Story, IsTheStatelessModelsInEachDType) {
     ASSERT_EQ(daemon->stop(), 0);
     start_daemon();
   }
+}
+
+// The key of the second story was another's before, and a router dies before its first token: what
+// is cached under the key is of other tokens, and its transcript proves nothing.
+TEST_P(Story, WhatIsCachedOfAnotherStoryUnderTheSameKeyIsNotReused) {
+  Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
+  ASSERT_TRUE(workers.are_up());
+  const auto first = start_router(workers, 20, {"--prompt=The old cat sat by the fire"});
+  ASSERT_EQ(first->wait_exit(), 0) << first->err();
+  std::filesystem::remove(transcript());
+  const std::string prompt = "--prompt=A small red fish swam away";
+  workers.tail().stop();
+  const auto lost = start_router(workers, 20, {prompt});
+  ASSERT_TRUE(eventually([&] { return std::filesystem::exists(transcript()); }));
+  lost->kill();
+  workers.tail().signal(SIGCONT);
+  const auto router = start_router(workers, 20, {prompt});
+  ASSERT_EQ(router->wait_exit(), 0) << router->err();
+  EXPECT_EQ(router->out(), GetParam().stateless_text("A small red fish swam away", 20, DType::f32));
+  EXPECT_EQ(said(*router, "reused"), 0u);
 }
 
 TEST_P(Story, SamplingThatIsNotGreedyIsRefused) {

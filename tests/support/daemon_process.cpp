@@ -159,7 +159,8 @@ bool ProgramProcess::has_ended() const {
 
 void ProgramProcess::stop() const {
   ::kill(pid_, SIGSTOP);
-  ::waitpid(pid_, nullptr, WUNTRACED);
+  siginfo_t ignored;  // it is left to be reaped, should it have ended instead
+  ::waitid(P_PID, static_cast<id_t>(pid_), &ignored, WSTOPPED | WEXITED | WNOWAIT);
 }
 
 void ProgramProcess::signal(int number) const {

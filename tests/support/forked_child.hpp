@@ -33,7 +33,8 @@ class ForkedChild {
   // Returns once the child is a stopped process.
   void stop() {
     ::kill(pid_, SIGSTOP);
-    ::waitpid(pid_, nullptr, WUNTRACED);
+    siginfo_t ignored;  // it is left to be reaped, should it have ended instead
+    ::waitid(P_PID, static_cast<id_t>(pid_), &ignored, WSTOPPED | WEXITED | WNOWAIT);
   }
 
   void kill_and_wait() {

@@ -36,11 +36,13 @@ class RecordingShard final : public adapter::ShardComputation {
   }
   void run_layers(std::span<adapter::SequenceStep> batch) override {
     shard_.run_layers(batch);
+    std::size_t tokens = 0;
     for (const auto& step : batch) {
-      tokens_run += step.kv.fresh().value();
+      tokens += step.kv.fresh().value();
       last_residual.assign(step.residual.begin(), step.residual.end());
     }
     batch_sizes.push_back(batch.size());
+    tokens_run.push_back(tokens);
   }
   void final_norm(std::span<float> residual) override { shard_.final_norm(residual); }
   void output_head(std::span<const float> normalised, std::span<float> logits) override {
@@ -52,7 +54,7 @@ class RecordingShard final : public adapter::ShardComputation {
     return shard_.sample(contract, logits);
   }
 
-  std::size_t tokens_run = 0;
+  std::vector<std::size_t> tokens_run;             // of each call of run_layers
   std::vector<std::size_t> batch_sizes;            // of each call of run_layers
   std::vector<float> last_residual;                // of the last sequence of the last call
   std::vector<std::vector<float>> sampled_logits;  // [call][vocab]

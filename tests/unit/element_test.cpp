@@ -89,8 +89,8 @@ TEST(Element, WhatIsTooLargeBecomesInfinity) {
 }
 
 TEST(Element, RowsGoThereAndBackInEveryDType) {
-  const std::vector<float> values{0.0f, 1.0f, -2.5f, 0.333251953125f, 65504.0f};  // exact in f16
-  for (const DType dtype : {DType::f32, DType::f16}) {
+  const std::vector<float> values{0.0f, 1.0f, -2.5f, 0.33203125f, 49152.0f};  // exact in all
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     std::vector<std::byte> row(values.size() * dtype_traits(dtype)->block_bytes);
     encode_row(dtype, values, row);
     std::vector<float> back(values.size());

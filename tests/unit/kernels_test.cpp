@@ -55,11 +55,13 @@ TEST(Kernels, SoftmaxSumsToOneAndKeepsToDifferences) {
 }
 
 TEST(Kernels, SwiGluGates) {
-  std::vector<float> gate{0, 10, -10};
-  swiglu(gate, std::vector<float>{5, 2, 2});
+  std::vector<float> gate{0, 10, -10, 1, -1};
+  swiglu(gate, std::vector<float>{5, 2, 2, 1, 1});
   EXPECT_EQ(gate[0], 0);
   EXPECT_NEAR(gate[1], 20, 1e-2);
   EXPECT_NEAR(gate[2], 0, 1e-2);
+  EXPECT_NEAR(gate[3], 0.731059, 1e-5);  // 1 / (1 + 1/e)
+  EXPECT_NEAR(gate[4], -0.268941, 1e-5);
 }
 
 TEST(Rope, LeavesPositionZeroAndEveryLengthAsTheyAre) {

@@ -32,8 +32,8 @@ class Weights {
  public:
   // A llama2.c checkpoint of version 0: seven int32 {dim, hidden_dim, layers, heads, kv_heads,
   // vocab, context}, a negative vocab meaning an output matrix of its own, then f32 tensors. The
-  // file is mapped, so that a shard loads only the layers it touches; it must not change while it
-  // is used. The model id is the file's name and a digest of its content. Errors: system_error
+  // file is mapped, so that all shards of a machine share one copy; it must not change while it is
+  // used. The model id is the file's name and a digest of its content. Errors: system_error
   // (naming path and call); invalid_argument for a file that is none, with the field, or the
   // expected and the actual size.
   [[nodiscard]] static std::expected<Weights, Error> from_checkpoint(

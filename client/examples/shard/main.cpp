@@ -14,7 +14,7 @@
 #include <hotkv/client.hpp>
 
 #include "client/adapter/llama/llama_shard.hpp"
-#include "client/examples/shard/frame_socket.hpp"
+#include "client/examples/shard/frame_server.hpp"
 #include "client/examples/shard/model_files.hpp"
 #include "client/examples/shard/story.hpp"
 #include "client/examples/shard/transcript.hpp"
@@ -101,7 +101,7 @@ int generate(const GenerateFlags& flags) {
       flags.transcript,
       {{*session, Epoch{flags.epoch}}, model.model_id, tokenizer->encode(flags.prompt)});
   if (!transcript) return fail(transcript.error());
-  if (transcript->prompt().size() >= model.context_tokens_max) {
+  if (transcript->prompt().size() > model.context_tokens_max) {
     return fail(Error{ErrorCode::invalid_argument, "read --prompt",
                       std::to_string(transcript->prompt().size()) + " tokens",
                       "the model's context is " + std::to_string(model.context_tokens_max)});

@@ -38,36 +38,44 @@ std::string bytes_of(const json& value) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Nested deeper than any message, a frame would use up the stack of json's recursive reader.
-class DepthCheck final : public nlohmann::json_sax<json> {
- public:
-  bool start_object(std::size_t) override { return ++depth_ <= kDepthMax; }
-  bool end_object() override { return --depth_ >= 0; }
-  bool start_array(std::size_t) override { return ++depth_ <= kDepthMax; }
-  bool end_array() override { return --depth_ >= 0; }
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(json::number_integer_t) override { return true; }
-  bool number_unsigned(json::number_unsigned_t) override { return true; }
-  bool number_float(json::number_float_t, const json::string_t&) override { return true; }
-  bool string(json::string_t&) override { return true; }
-  bool binary(json::binary_t&) override { return true; }
-  bool key(json::string_t&) override { return true; }
-  // The reader ends; from_cbor says what is wrong.
-  bool parse_error(std::size_t, const std::string&, const json::exception&) override {
-    return false;
+// json's reader calls itself for what is nested, so the nesting is looked at first: a frame of a
+// megabyte could use up the stack. Only what `encode` makes is let through to it: maps, arrays,
+// numbers, and strings of a definite length.
+bool is_shallow(std::string_view bytes) {
+  constexpr std::size_t kDepthMax = 8;
+  std::vector<std::uint64_t> missing{1};  // items that each open map or array still lacks
+  while (!missing.empty()) {
+    if (missing.back() == 0) {
+      missing.pop_back();
+      continue;
+    }
+    --missing.back();
+    if (bytes.empty()) return false;
+    const auto head = static_cast<unsigned char>(bytes.front());
+    bytes.remove_prefix(1);
+    const unsigned kind = head >> 5;
+    const unsigned form = head & 31;
+    const std::size_t argument_bytes = form < 24 ? 0 : std::size_t{1} << (form - 24);
+    if (form > 27 || kind == 6 || bytes.size() < argument_bytes) return false;
+    std::uint64_t argument = form;
+    for (std::size_t i = 0; i < argument_bytes; ++i) {
+      argument = (i == 0 ? 0 : argument << 8) | static_cast<unsigned char>(bytes[i]);
+    }
+    bytes.remove_prefix(argument_bytes);
+    if (kind < 2 || kind == 7) continue;        // a number, true, false, null
+    if (argument > bytes.size()) return false;  // an item takes at least a byte
+    if (kind < 4) {
+      bytes.remove_prefix(argument);
+    } else {
+      missing.push_back(kind == 4 ? argument : 2 * argument);
+      if (missing.size() > kDepthMax) return false;
+    }
   }
-  [[nodiscard]] bool is_too_deep() const { return depth_ > kDepthMax; }
-
- private:
-  static constexpr int kDepthMax = 8;
-  int depth_ = 0;
-};
+  return true;
+}
 
 json from_cbor(std::string_view bytes) {
-  DepthCheck check;
-  (void)json::sax_parse(bytes.begin(), bytes.end(), &check, json::input_format_t::cbor);
-  if (check.is_too_deep()) throw BadContent("it is nested too deeply");
+  if (!is_shallow(bytes)) throw BadContent("it is cut off, or not built as messages are");
   return json::from_cbor(bytes.begin(), bytes.end());
 }
 

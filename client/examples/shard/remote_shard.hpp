@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "client/adapter/pipeline.hpp"
-#include "client/examples/shard/frame_socket.hpp"
+#include "client/examples/shard/frame_client.hpp"
 #include "client/examples/shard/message.hpp"
 
 namespace hotkv::shard {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 #include <thread>
 
 namespace hotkv::shard {
@@ -49,7 +50,8 @@ Story::Story(StoryOptions options, const llama::Tokenizer& tokenizer, Transcript
       tokenizer_(&tokenizer),
       transcript_(std::move(transcript)),
       head_(options_.head),
-      is_sole_(options_.is_key_new || transcript_.is_continued()),
+      // A transcript without a token is no proof that its key was ever used for it.
+      is_sole_(transcript_.is_continued() ? transcript_.written() > 0 : options_.is_key_new),
       printed_(options_.prints_new_text_only ? std::max<std::size_t>(transcript_.tokens().size(), 1)
                                              : 1),
       is_one_screen_(is_one_screen()) {
@@ -66,7 +68,7 @@ std::expected<void, Refusal> Story::write() {
   if (is_line_open_) std::printf("\n");
   std::fflush(stdout);
   is_line_open_ = false;
-  const std::uint64_t reused = reused_.value_or(0);
+  const std::uint64_t reused = is_reused_final_ ? reused_ : 0;
   say(std::to_string(transcript_.written()) + " tokens written; reused=" + std::to_string(reused) +
       " recomputed=" + std::to_string(recomputed_) +
       " interruptions=" + std::to_string(interruptions_));
@@ -75,14 +77,14 @@ std::expected<void, Refusal> Story::write() {
 
 std::string Story::report() const {
   return "{\"written\":" + std::to_string(transcript_.written()) +
-         ",\"reused\":" + std::to_string(reused_.value_or(0)) +
+         ",\"reused\":" + std::to_string(is_reused_final_ ? reused_ : 0) +
          ",\"recomputed\":" + std::to_string(recomputed_) +
          ",\"interruptions\":" + std::to_string(interruptions_) + "}";
 }
 
 bool Story::is_ended() const {
   if (transcript_.written() >= options_.steps) return true;
-  if (transcript_.tokens().size() >= options_.context_tokens_max) return true;
+  if (transcript_.tokens().size() > options_.context_tokens_max) return true;
   if (transcript_.written() == 0) return false;
   const TokenId last = transcript_.tokens().back();
   return last == llama::Tokenizer::kBegin || last == llama::Tokenizer::kEnd;
@@ -118,40 +120,44 @@ std::expected<Advance, Refusal> Story::ask_once(Clock::time_point end) {
 // What a reply says of the cache, be it with a token or without.
 void Story::note(const Advance& advance) {
   cached_ = advance.cached;
-  if (cached_ > TokenCount{0}) is_sole_ = true;  // every shard has these tokens, and nothing behind
+  // Every shard was rolled back to where these tokens begin: what lies behind is of them, too.
+  if (cached_ > TokenCount{0}) is_sole_ = true;
   recomputed_ += advance.recomputed.value();
-  if (!reused_) reused_ = advance.reused.value();
-  if (advance.why) say(advance.why->message());
+  // Until there is a token, a further refusal can have made it less.
+  if (!is_reused_final_) reused_ = std::min(reused_, std::uint64_t{advance.reused.value()});
+  is_reused_final_ = is_reused_final_ || advance.token;
 }
 
 std::expected<TokenId, Refusal> Story::ask_until_answered() {
   const auto end = Clock::now() + options_.patience;
-  std::string said;
+  std::set<std::string> said;  // each obstacle once, however often it is met
+  const auto say_once = [&](const std::string& what) {
+    if (said.insert(what).second) say(what);
+  };
   for (;;) {
-    auto answer = ask_once(end);
-    std::optional<Refusal> refusal;
-    if (!answer) {
-      refusal = answer.error();
-    } else {
+    const auto answer = ask_once(end);
+    if (answer) {
       note(*answer);
-      refusal = answer->refusal;
+      if (answer->why) say_once(answer->why->message());
+    }
+    const std::optional<Refusal> refusal = answer ? answer->refusal : answer.error();
+    if (!refusal) {
       if (!said.empty() || answer->recomputed > TokenCount{0}) {
         say("goes on: " + std::to_string(answer->reused.value()) + " tokens reused, " +
             std::to_string(answer->recomputed.value()) + " recomputed");
       }
-    }
-    if (!refusal) {
-      if (who_.empty() || !said.empty()) say_who();
+      is_waiting_ = false;
+      if (is_who_unknown_ || !said.empty()) say_who();
       return *answer->token;
     }
     if (!may_pass(*refusal)) return std::unexpected(*refusal);
-    // Each obstacle is said once, however often it is met.
-    if (said.empty()) ++interruptions_;
-    if (refusal->message() != said) say(refusal->message() + "; waiting");
-    said = refusal->message();
+    if (!is_waiting_) ++interruptions_;
+    is_waiting_ = true;
+    say_once(refusal->message() + "; waiting");
     if (Clock::now() >= end) {
-      return std::unexpected(Refusal(Error{ErrorCode::deadline_exceeded, "advance",
-                                           transcript_.key().session.escaped(), said}));
+      return std::unexpected(
+          Refusal(Error{ErrorCode::deadline_exceeded, "advance",
+                        transcript_.key().session.escaped(), refusal->message()}));
     }
     std::this_thread::sleep_for(kAskAgainAfter);
   }
@@ -184,6 +190,7 @@ void Story::say(const std::string& what) {
 }
 
 void Story::say_who() {
+  is_who_unknown_ = false;  // asked once a time that it may have changed, not after every token
   const auto reply = head_.exchange(encode(WhoMessage{}), kWhoDeadline);
   if (!reply) return;  // the next step says what is wrong
   const auto chain = decode_chain(*reply);

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "client/adapter/llama/tokenizer.hpp"
-#include "client/examples/shard/frame_socket.hpp"
+#include "client/examples/shard/frame_client.hpp"
 #include "client/examples/shard/message.hpp"
 #include "client/examples/shard/transcript.hpp"
 
@@ -60,10 +60,13 @@ class Story {
   bool is_sole_;         // what is cached under the key is of these tokens only
   std::size_t printed_;  // tokens whose text is out; the first has none
   bool is_one_screen_;
-  bool is_line_open_ = false;            // text since the last line end
-  std::optional<std::uint64_t> reused_;  // by the first step: what was there from before
+  bool is_line_open_ = false;                 // text since the last line end
+  std::uint64_t reused_ = ~std::uint64_t{0};  // by the first token: what was there from before
+  bool is_reused_final_ = false;
   std::uint64_t recomputed_ = 0;
   std::uint64_t interruptions_ = 0;
+  bool is_waiting_ = false;
+  bool is_who_unknown_ = true;
   std::string who_;  // the workers, as last said
 };
 

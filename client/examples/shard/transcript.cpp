@@ -40,7 +40,8 @@ std::expected<Transcript, Error> Transcript::open(const std::filesystem::path& p
   Transcript transcript(beginning);
   transcript.path_ = path;
   if (path.empty()) return transcript;
-  if (std::filesystem::exists(path)) {
+  std::error_code unseen;  // a path that cannot be looked at cannot be opened either
+  if (std::filesystem::exists(path, unseen)) {
     std::ifstream old(path, std::ios::binary);
     if (!old) return std::unexpected(system_error("open transcript", path.string()));
     const std::string text((std::istreambuf_iterator<char>(old)), std::istreambuf_iterator<char>());

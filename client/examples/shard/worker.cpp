@@ -34,7 +34,7 @@ void Worker::say(const std::string& what) const {
 std::expected<BoundaryAdapter*, Error> Worker::adapter() {
   if (adapter_ && adapter_->client().is_connected()) return adapter_.get();
   if (adapter_ && !is_daemon_missed_) say("hotkvd is gone");
-  is_daemon_missed_ = adapter_ != nullptr || is_daemon_missed_;
+  if (adapter_) is_daemon_missed_ = true;
   adapter_.reset();
   auto attached = BoundaryAdapter::attach(options_, *computation_);
   if (!attached) return std::unexpected(attached.error());
