@@ -195,17 +195,19 @@ TEST_P(Story, WorkersAreKilledAgainAndAgainWhileItIsWritten) {
   Workers workers(GetParam(), *daemon, folder.path(), two_ranges());
   ASSERT_TRUE(workers.are_up());
   constexpr std::size_t kKills = 8;
-  const auto router = start_router(workers, steps(), {"--pace-ms=10"});
+  // About 1.2 s for the whole of it, whatever the machine; a third of it behind the last kill.
+  const auto router =
+      start_router(workers, steps(), {"--pace-ms=" + std::to_string(1200 / steps())});
   for (std::size_t kill = 0; kill < kKills; ++kill) {
     // Wherever it happens to be: in a step of one of them, or in the pause between two.
     const std::size_t from = steps() * (kill + 1) / (kKills + 4);
     ASSERT_TRUE(eventually([&] { return tokens_written(transcript()) >= from; })) << router->err();
+    ASSERT_FALSE(router->has_ended());
     workers.worker(kill % 2).kill();
     ASSERT_TRUE(workers.start(kill % 2));
   }
   expect_whole_story(*router);
   EXPECT_LE(said(*router, "recomputed"), kKills);
-  EXPECT_GE(said(*router, "interruptions"), 1u) << "nobody was killed while it was written";
 }
 
 TEST_P(Story, ASecondPairOfWorkersGoesOn) {
