@@ -10,6 +10,9 @@
 
 #include "shared/fault_point.hpp"
 
+// Only where there are fault points: in tests that link the _faults variants of the libraries.
+#if defined(HOTKV_FAULT_POINTS) && HOTKV_FAULT_POINTS
+
 namespace hotkv::testing {
 
 // Runs `act` on the thread that reaches `point`, the first time it does or every time, while this
@@ -42,3 +45,5 @@ class AtFaultPoint {
 };
 
 }  // namespace hotkv::testing
+
+#endif
