@@ -277,8 +277,8 @@ std::size_t CoreClient::wrong_bytes(std::string_view session, std::uint64_t epoc
     const std::uint32_t version = position < versions.size() ? versions[position] : 0;
     for (std::uint32_t layer = 0; layer < layers; ++layer) {
       for (const Half half : {Half::keys, Half::values}) {
-        wrong += test::wrong_bytes(row(view, position, layer, half),
-                                   {session, epoch, position, layer, half, version});
+        wrong += bench::wrong_bytes(row(view, position, layer, half),
+                                    {session, epoch, position, layer, half, version});
       }
     }
   }

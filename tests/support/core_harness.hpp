@@ -11,12 +11,17 @@
 #include <string_view>
 #include <vector>
 
+#include "client/tools/bench/kv_pattern.hpp"
 #include "daemon/core/core.hpp"
 #include "daemon/core/shard_tables.hpp"
-#include "tests/support/kv_pattern.hpp"
 #include "tests/support/plain_memory.hpp"
 
 namespace hotkv::test {
+
+using bench::fill_row;
+using bench::Half;
+using bench::RowMark;
+using bench::wrong_bytes;
 
 [[nodiscard]] SessionId id(std::string_view text);
 

@@ -58,10 +58,10 @@ void KvWorker::fill(std::string_view session, std::uint64_t epoch, Writer& write
          ++layer) {
       const std::uint32_t position = writer.position().value() + token;
       row.resize(recipe.key_row_bytes());
-      test::fill_row(row, {session, epoch, position, layer, test::Half::keys, version});
+      bench::fill_row(row, {session, epoch, position, layer, bench::Half::keys, version});
       if (!writer.write_keys(layer, TokenCount{token}, row)) std::abort();
       row.resize(recipe.value_row_bytes());
-      test::fill_row(row, {session, epoch, position, layer, test::Half::values, version});
+      bench::fill_row(row, {session, epoch, position, layer, bench::Half::values, version});
       if (!writer.write_values(layer, TokenCount{token}, row)) std::abort();
     }
   }
@@ -89,11 +89,12 @@ std::size_t wrong_bytes(const Recipe& recipe, std::string_view session, std::uin
            ++layer) {
         const auto keys = view.keys(layer, piece);
         const auto values = view.values(layer, piece);
-        wrong += test::wrong_bytes(keys.subspan(i * recipe.key_row_bytes(), recipe.key_row_bytes()),
-                                   {session, epoch, position, layer, test::Half::keys, version});
-        wrong += test::wrong_bytes(
+        wrong +=
+            bench::wrong_bytes(keys.subspan(i * recipe.key_row_bytes(), recipe.key_row_bytes()),
+                               {session, epoch, position, layer, bench::Half::keys, version});
+        wrong += bench::wrong_bytes(
             values.subspan(i * recipe.value_row_bytes(), recipe.value_row_bytes()),
-            {session, epoch, position, layer, test::Half::values, version});
+            {session, epoch, position, layer, bench::Half::values, version});
       }
     }
   }

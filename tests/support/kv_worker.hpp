@@ -11,10 +11,10 @@
 
 #include <hotkv/client.hpp>
 
+#include "client/tools/bench/kv_pattern.hpp"
 #include "shared/unique_fd.hpp"
 #include "tests/support/daemon_process.hpp"
 #include "tests/support/forked_child.hpp"
-#include "tests/support/kv_pattern.hpp"
 
 namespace hotkv::testing {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-namespace hotkv::test {
+namespace hotkv::bench {
 
 enum class Half : std::uint32_t { keys = 0, values = 1 };
 
@@ -53,4 +53,4 @@ inline std::size_t wrong_bytes(std::span<const std::byte> row, const RowMark& ma
   return wrong;
 }
 
-}  // namespace hotkv::test
+}  // namespace hotkv::bench
