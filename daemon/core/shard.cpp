@@ -105,7 +105,10 @@ std::uint64_t Shard::last_used_ms(SlotIndex slot, std::uint64_t now_ms) const {
   const std::uint64_t seen = recency.used_ms(slot);
   const std::uint64_t age =
       touch_age_ms(tables.untrusted_touch(slot).load(std::memory_order_relaxed), now_ms);
-  return age < now_ms ? std::max(seen, now_ms - age) : seen;
+  // From the beginning of the tick: the use was then or a little later. Rounded up, a touch would
+  // pass over uses that the daemon saw itself, and the order would depend on where ticks end.
+  const std::uint64_t tick_ms = now_ms - now_ms % kTouchTickMs;
+  return age < tick_ms ? std::max(seen, tick_ms - age) : seen;
 }
 
 std::uint64_t Shard::provisioned_bytes() const {

@@ -123,7 +123,7 @@ template <class Visit>
 void Shard::walk_least_recent(std::uint64_t now_ms, Visit visit) {
   for (auto entry = recency.oldest(); entry; entry = recency.after(*entry)) {
     const std::uint64_t used_ms = last_used_ms(entry->slot, now_ms);
-    if (used_ms > entry->used_ms) {
+    if (used_ms > entry->use.at_ms) {
       recency.touch(entry->slot, used_ms);  // it comes again, at its true place
       continue;
     }

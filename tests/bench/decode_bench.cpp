@@ -14,6 +14,7 @@
 #include "client/adapter/boundary_adapter.hpp"
 #include "client/adapter/llama/llama_shard.hpp"
 #include "tests/support/daemon_process.hpp"
+#include "tests/support/data_folders.hpp"
 #include "tests/support/tiny_llama.hpp"
 
 namespace hotkv::testing {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "client/tools/bench/trace.hpp"
-#include "tests/replay/traces.hpp"
+#include "tests/support/data_folders.hpp"
 
 namespace hotkv::bench {
 namespace {

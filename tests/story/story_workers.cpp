@@ -9,6 +9,7 @@
 
 #include "client/adapter/llama/stateless_llama.hpp"
 #include "client/examples/shard/model_files.hpp"
+#include "tests/support/data_folders.hpp"
 #include "tests/support/tiny_llama.hpp"
 
 namespace hotkv::testing {

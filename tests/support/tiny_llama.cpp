@@ -1,6 +1,5 @@
 #include "tests/support/tiny_llama.hpp"
 
-#include <cstdlib>
 #include <stdexcept>
 
 namespace hotkv::testing {
@@ -76,11 +75,6 @@ std::vector<TokenId> LocalPipeline::decode(const ContextKey& key, std::vector<To
 
 std::expected<void, Refusal> LocalPipeline::give_back(const ContextKey& key) {
   return stages_.front()->give_back(std::span(&key, 1));
-}
-
-std::filesystem::path models_folder() {
-  if (const char* folder = std::getenv("HOTKV_MODELS_FOLDER")) return folder;
-  return std::filesystem::path(HOTKV_SOURCE_FOLDER).parent_path() / "shared" / "models";
 }
 
 }  // namespace hotkv::testing

@@ -1,7 +1,6 @@
 #pragma once
 // A seeded Llama small enough to be computed again and again, and shards of it in this process.
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -93,9 +92,5 @@ class LocalPipeline {
   std::vector<std::unique_ptr<adapter::BoundaryAdapter>> adapters_;
   std::vector<std::unique_ptr<adapter::PipelineStage>> stages_;  // head first
 };
-
-// The trained model that lies beside the project: HOTKV_MODELS_FOLDER, else ../shared/models as
-// seen from the project. Where it is not, tests skip and say so.
-[[nodiscard]] std::filesystem::path models_folder();
 
 }  // namespace hotkv::testing

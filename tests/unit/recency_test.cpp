@@ -43,11 +43,19 @@ TEST(Recency, AWalkGoesOnBehindAnEntryThatWasRemovedOrTouched) {
   EXPECT_EQ(recency.after(second)->slot, SlotIndex{2});
 }
 
+TEST(Recency, OfUsesInOneMillisecondTheOneToldLaterIsLater) {
+  core::Recency recency;
+  for (const std::uint32_t slot : {7u, 2u, 5u}) recency.touch(SlotIndex{slot}, 10);
+  EXPECT_EQ(order_of(recency), (std::vector<std::uint32_t>{7, 2, 5}));
+  recency.touch(SlotIndex{7}, 10);
+  EXPECT_EQ(order_of(recency), (std::vector<std::uint32_t>{2, 5, 7}));
+}
+
 TEST(Recency, AgreesWithASortedList) {
   std::mt19937 random(9);
   const auto below = [&](std::size_t n) { return static_cast<std::uint32_t>(random() % n); };
   core::Recency recency;
-  std::map<std::uint32_t, std::uint64_t> model;
+  std::map<std::uint32_t, std::pair<std::uint64_t, int>> model;  // used, and told, when
   for (int step = 0; step < 5000; ++step) {
     const std::uint32_t slot = below(30);
     if (below(3) == 0) {
@@ -56,9 +64,9 @@ TEST(Recency, AgreesWithASortedList) {
     } else {
       const std::uint64_t used = below(50);
       recency.touch(SlotIndex{slot}, used);
-      model[slot] = used;
+      model[slot] = {used, step};
     }
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> sorted;
+    std::vector<std::pair<std::pair<std::uint64_t, int>, std::uint32_t>> sorted;
     for (const auto& [each, used] : model) sorted.emplace_back(used, each);
     std::ranges::sort(sorted);
     std::vector<std::uint32_t> slots;
@@ -92,6 +100,24 @@ TEST(Recency, AWildTouchWordCanOnlyMeanUsedLately) {
   h.core->tick();
   EXPECT_TRUE(client.resolve("a", 1, 5).error().is(MissReason::evicted_ttl));
   EXPECT_TRUE(client.resolve("b", 1, 5).has_value());
+}
+
+// Ticks are 16 ms: read as later than it was, a touch would pass over what the daemon saw since.
+TEST(Recency, ATouchDoesNotPassOverALaterUseThatTheDaemonSaw) {
+  CoreHarness h;
+  const auto shard = h.add_shard();
+  CoreClient client(h, shard);
+  h.now_ms = 1'600'000;  // a tick begins
+  ASSERT_TRUE(client.open("a", 1));
+  ASSERT_TRUE(client.append("a", 1, 5));
+  h.tables(shard).untrusted_touch(SlotIndex{0}) = touch_ticks(h.now_ms);
+  h.now_ms += 5;
+  ASSERT_TRUE(client.open("b", 1));
+  ASSERT_TRUE(client.append("b", 1, 5));
+  h.tables(shard).untrusted_touch(SlotIndex{1}) = 0;
+  h.now_ms += 26;  // the end of the next tick
+  EXPECT_EQ(h.core->contexts().at(0).idle_ms, 31u);
+  EXPECT_EQ(h.core->contexts().at(1).idle_ms, 26u);
 }
 
 // The touch word of a slot's last context says nothing about the next one in it.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/daemon_process.hpp"
+#include "tests/support/data_folders.hpp"
 #include "tests/support/tiny_llama.hpp"
 
 namespace hotkv::llama {

@@ -132,7 +132,7 @@ ReplayOutcome ReplayWorker::run(const ReplayTask& task) {
       outcome.miss_reason = static_cast<std::uint32_t>(view.error().reason);
     }
   }
-  if (task.tokens == outcome.reused_tokens) return outcome;
+  // Also where nothing is left to compute: the answer's tokens would be appended under this lease.
   auto context = timed(outcome.open_ns, [&] { return client_.open(session, kEpoch); });
   if (!context) {
     note(outcome, context.error());
@@ -153,6 +153,7 @@ void ReplayWorker::append(Context& context, const ReplayTask& task, const std::s
     if (const auto cut = context.truncate(reused); !cut) return note(outcome, cut.error());
   }
   const TokenCount more{task.tokens - outcome.reused_tokens};
+  if (more == TokenCount{0}) return;
   auto writer = timed(outcome.append_ns, [&] { return context.append(more); });
   if (!writer) return note(outcome, writer.error());
   fill(*writer, name);
