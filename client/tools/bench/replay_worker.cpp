@@ -39,38 +39,34 @@ void each_row(std::span<Byte> rows, std::uint32_t tokens, RowMark mark, Visit vi
   }
 }
 
-std::uint64_t wrong_bytes_of(const View& view, const std::string& session) {
-  std::uint64_t wrong = 0;
-  const auto check = [&](std::span<const std::byte> row, const RowMark& mark) {
-    wrong += wrong_bytes(row, mark);
-  };
-  for (std::uint32_t layer = view.layers().first; layer <= view.layers().last; ++layer) {
-    std::uint32_t position = 0;
-    for (std::size_t piece = 0; piece < view.piece_count(); ++piece) {
-      const std::uint32_t tokens = view.piece_tokens(piece).value();
+// The same for all rows of a View, or of a Writer whose first token is token `first` of the
+// session.
+template <class Rows, class Visit>
+void each_row_of(Rows& rows, const std::string& session, TokenCount first, Visit visit) {
+  for (std::uint32_t layer = rows.layers().first; layer <= rows.layers().last; ++layer) {
+    std::uint32_t position = first.value();
+    for (std::size_t piece = 0; piece < rows.piece_count(); ++piece) {
+      const std::uint32_t tokens = rows.piece_tokens(piece).value();
       RowMark mark{session, kEpoch.value(), position, layer, Half::keys};
-      each_row(view.keys(layer, piece), tokens, mark, check);
+      each_row(rows.keys(layer, piece), tokens, mark, visit);
       mark.half = Half::values;
-      each_row(view.values(layer, piece), tokens, mark, check);
+      each_row(rows.values(layer, piece), tokens, mark, visit);
       position += tokens;
     }
   }
+}
+
+std::uint64_t wrong_bytes_of(const View& view, const std::string& session) {
+  std::uint64_t wrong = 0;
+  each_row_of(view, session, TokenCount{0},
+              [&](std::span<const std::byte> row, const RowMark& mark) {
+                wrong += wrong_bytes(row, mark);
+              });
   return wrong;
 }
 
 void fill(Writer& writer, const std::string& session) {
-  const auto write = [](std::span<std::byte> row, const RowMark& mark) { fill_row(row, mark); };
-  for (std::uint32_t layer = writer.layers().first; layer <= writer.layers().last; ++layer) {
-    std::uint32_t position = writer.position().value();
-    for (std::size_t piece = 0; piece < writer.piece_count(); ++piece) {
-      const std::uint32_t tokens = writer.piece_tokens(piece).value();
-      RowMark mark{session, kEpoch.value(), position, layer, Half::keys};
-      each_row(writer.keys(layer, piece), tokens, mark, write);
-      mark.half = Half::values;
-      each_row(writer.values(layer, piece), tokens, mark, write);
-      position += tokens;
-    }
-  }
+  each_row_of(writer, session, writer.position(), fill_row);
 }
 
 void note(ReplayOutcome& outcome, const Refusal& refusal) {
