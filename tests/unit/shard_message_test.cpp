@@ -166,6 +166,7 @@ TEST(ShardMessage, DeepNestingIsRefused) {
   for (const std::string item : {"\x81", "\x9f", "\xa1\x60", "\xbf\x60", "\x7f", "\x5f", "\xc0"}) {
     std::string bytes;
     while (bytes.size() < 1'000'000) bytes += item;
+    bytes += '\0';  // the innermost item: nothing is wrong with it but its depth
     const auto decoded = decode_request(bytes);
     ASSERT_FALSE(decoded);
     EXPECT_EQ(decoded.error().code, ErrorCode::protocol_error);

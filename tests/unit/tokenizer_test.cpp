@@ -70,6 +70,12 @@ TEST_F(TokenizerFile, MergesTheBestNeighboursFirst) {
   EXPECT_THAT(tokenizer.encode("ba"), ElementsAre(1, 259, 261, 260));
 }
 
+TEST_F(TokenizerFile, OfEquallyGoodNeighboursTheFirstAreMerged) {
+  auto pieces = small_pieces();
+  pieces.emplace_back("bb", -2.0f);
+  EXPECT_THAT(load(bytes_of(pieces), 267)->encode("bbb"), ElementsAre(1, 259, 266, 261));
+}
+
 TEST_F(TokenizerFile, WhatNoPieceCoversBecomesBytes) {
   const auto tokenizer = load(bytes_of(small_pieces())).value();
   EXPECT_THAT(tokenizer.encode("é"), ElementsAre(1, 259, 265));
