@@ -74,7 +74,12 @@ std::variant<Position, Refusal, Waiting> Core::append(ClientId client, const Ses
   if (!slot) return std::move(slot.error());
   shard.note_use(*slot, impl_->now_ms());
   auto answer = impl_->grants.append(client, *slot, up_to);
-  ++(std::holds_alternative<Refusal>(answer) ? shard.counters.refusals : shard.counters.appends);
+  const auto* refusal = std::get_if<Refusal>(&answer);
+  if (refusal == nullptr) {
+    ++shard.counters.appends;
+  } else if (!refusal->is_miss()) {
+    shard.counters.count(refusal->error());
+  }
   return answer;
 }
 
@@ -203,7 +208,7 @@ std::string Core::Impl::describe(const Shard& shard) {
 }
 
 std::unexpected<Refusal> Core::Impl::refuse(Shard& shard, Error error) {
-  ++shard.counters.refusals;
+  shard.counters.count(error);
   return std::unexpected(Refusal(std::move(error)));
 }
 

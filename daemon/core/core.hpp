@@ -113,17 +113,19 @@ struct MemoryOrder {
 
 struct Counters {
   std::uint64_t opens = 0;
-  std::uint64_t appends = 0;
+  std::uint64_t appends = 0;  // granted at once, or waiting for memory
   std::uint64_t truncates = 0;
   std::uint64_t releases = 0;
   std::uint64_t tail_copies = 0;
   std::uint64_t takeovers = 0;
-  std::uint64_t refusals = 0;           // operations answered with an error
-  std::uint64_t ended[10] = {};         // contexts ended, by MissReason
-  std::uint64_t misses[10] = {};        // misses explained, by MissReason
-  std::uint64_t hits_explained = 0;     // EXPLAINs that found the context there
-  std::uint64_t forgotten_early = 0;    // tombstones dropped before tombstone_ttl
-  std::uint64_t evictions_in_vain = 0;  // searches for victims that found too little
+  std::uint64_t refusals[kErrorCodes] = {};  // operations answered with an error, by its code
+  std::uint64_t ended[10] = {};              // contexts ended, by MissReason
+  std::uint64_t misses[10] = {};             // misses explained, by MissReason
+  std::uint64_t hits_explained = 0;          // EXPLAINs that found the context there
+  std::uint64_t forgotten_early = 0;         // tombstones dropped before tombstone_ttl
+  std::uint64_t evictions_in_vain = 0;       // searches for victims that found too little
+
+  void count(const Error& error) { ++refusals[static_cast<std::size_t>(error.code)]; }
 };
 
 // Bytes of provisioned extents: used + kept + free + in_transit = provisioned, always.

@@ -53,6 +53,17 @@ Json by_miss_reason(const std::uint64_t (&counts)[10]) {
   return json;
 }
 
+// Those of an array indexed by ErrorCode that are not 0, by the codes' names.
+template <class Counts>
+Json by_error_code(const Counts& counts) {
+  Json json = Json::object();
+  for (std::size_t code = 1; code < kErrorCodes; ++code) {
+    if (counts[code] != 0)
+      json[std::string(to_string(static_cast<ErrorCode>(code)))] = counts[code];
+  }
+  return json;
+}
+
 Json counters_json(const core::Counters& counters) {
   return {{"opens", counters.opens},
           {"appends", counters.appends},
@@ -60,7 +71,7 @@ Json counters_json(const core::Counters& counters) {
           {"releases", counters.releases},
           {"tail_copies", counters.tail_copies},
           {"takeovers", counters.takeovers},
-          {"refusals", counters.refusals},
+          {"refusals", by_error_code(counters.refusals)},
           {"contexts_ended", by_miss_reason(counters.ended)},
           {"misses", by_miss_reason(counters.misses)},
           {"hits_explained", counters.hits_explained},
@@ -132,11 +143,6 @@ Json server_json(const ServerCounters& counters) {
     disconnects[std::string(to_string(static_cast<DisconnectReason>(index)))] =
         counters.disconnects[index];
   }
-  Json refused = Json::object();
-  for (std::size_t code = 1; code < ServerCounters::kErrorCodes; ++code) {
-    if (counters.frames_refused[code] == 0) continue;
-    refused[std::string(to_string(static_cast<ErrorCode>(code)))] = counters.frames_refused[code];
-  }
   return {{"connections", counters.connections},
           {"waiting_frames", counters.waiting_frames},
           {"connections_accepted", counters.connections_accepted},
@@ -145,7 +151,7 @@ Json server_json(const ServerCounters& counters) {
           {"disconnects", std::move(disconnects)},
           {"frames_received", counters.frames_received},
           {"frames_sent", counters.frames_sent},
-          {"frames_refused", std::move(refused)},
+          {"frames_refused", by_error_code(counters.frames_refused)},
           {"admin_requests", counters.admin_requests}};
 }
 

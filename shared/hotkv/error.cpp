@@ -8,8 +8,6 @@ namespace hotkv {
 namespace {
 
 constexpr std::string_view kUnknownError = "unknown-error";
-// The last of the enumeration; numbers before it have no gap.
-constexpr auto kCodeMax = static_cast<std::uint32_t>(ErrorCode::configuration_error);
 
 }  // namespace
 
@@ -50,7 +48,7 @@ std::string_view to_string(ErrorCode code) {
 }
 
 std::optional<ErrorCode> error_code_from_name(std::string_view name) {
-  for (std::uint32_t number = 1; number <= kCodeMax; ++number) {
+  for (std::uint32_t number = 1; number < kErrorCodes; ++number) {
     const auto code = static_cast<ErrorCode>(number);
     if (to_string(code) == name) return code;
   }
@@ -58,7 +56,7 @@ std::optional<ErrorCode> error_code_from_name(std::string_view name) {
 }
 
 std::optional<ErrorCode> error_code_from_number(std::uint32_t number) {
-  if (number == 0 || number > kCodeMax) return std::nullopt;
+  if (number == 0 || number >= kErrorCodes) return std::nullopt;
   return static_cast<ErrorCode>(number);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // Errors: what went wrong, on what, and why. A cache miss is not an error (see cache_miss.hpp).
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -41,6 +42,10 @@ enum class ErrorCode : std::uint32_t {
   address_in_use = 29,           // a live daemon (or something else) is at the socket path
   configuration_error = 30,      // a key, flag or value of the configuration
 };
+
+// Size of an array that is indexed by the number of a code; index 0 is none's.
+inline constexpr std::size_t kErrorCodes =
+    static_cast<std::size_t>(ErrorCode::configuration_error) + 1;
 
 // The stable text of a code, as logs, metrics and JSON show it: "budget-exceeded".
 [[nodiscard]] std::string_view to_string(ErrorCode code);

@@ -137,12 +137,25 @@ std::string broken_invariant(const DaemonProcess& daemon) {
   return reply.starts_with("HTTP/1.1 200") ? "" : reply;
 }
 
+std::uint64_t status_number(const DaemonProcess& daemon, const std::string& place) {
+  return admin_json(daemon, "/status").value(nlohmann::json::json_pointer(place), std::uint64_t{0});
+}
+
+std::uint64_t refusals(const DaemonProcess& daemon, const std::string& code) {
+  const nlohmann::json status = admin_json(daemon, "/status");
+  std::uint64_t sum = 0;
+  for (const auto& shard : status.at("shards")) {
+    sum += shard.at("counters").at("refusals").value(code, std::uint64_t{0});
+  }
+  return sum;
+}
+
 std::uint64_t account_bytes(const DaemonProcess& daemon, const std::string& name) {
-  return admin_json(daemon, "/status").at("account").at(name).get<std::uint64_t>();
+  return status_number(daemon, "/account/" + name);
 }
 
 std::uint64_t frames_received(const DaemonProcess& daemon) {
-  return admin_json(daemon, "/status").at("server").at("frames_received").get<std::uint64_t>();
+  return status_number(daemon, "/server/frames_received");
 }
 
 }  // namespace hotkv::testing

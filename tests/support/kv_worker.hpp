@@ -86,6 +86,11 @@ class Turns {
 // A number in the account of /status: "used_bytes", "provisioned_bytes", …
 [[nodiscard]] std::uint64_t account_bytes(const DaemonProcess& daemon, const std::string& name);
 
+// A number of /status by its place: "/account/used_bytes", "/server/frames_refused/protocol-error".
+// 0 where there is none: counters that are 0 are left out.
+[[nodiscard]] std::uint64_t status_number(const DaemonProcess& daemon, const std::string& place);
+// How many operations all shards have refused with a code: "lease-lost".
+[[nodiscard]] std::uint64_t refusals(const DaemonProcess& daemon, const std::string& code);
 // Frames that it has received from all clients so far.
 [[nodiscard]] std::uint64_t frames_received(const DaemonProcess& daemon);
 
