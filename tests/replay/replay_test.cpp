@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "client/tools/bench/reuse_curve.hpp"
 #include "client/tools/bench/session_book.hpp"
 #include "tests/support/daemon_process.hpp"
 #include "tests/support/data_folders.hpp"
@@ -18,8 +19,7 @@ namespace {
 using nlohmann::json;
 
 PrivateDaemon daemon_with(const std::string& max_bytes) {
-  auto daemon = PrivateDaemon::start(
-      {"--max-bytes=" + max_bytes, "--session-cap=100000", "--chunk-tokens=16", "--hugepages=off"});
+  auto daemon = PrivateDaemon::start(replay_daemon_flags(max_bytes, kSessionCapMax));
   EXPECT_TRUE(daemon) << daemon.error().message();
   return std::move(*daemon);
 }
@@ -104,6 +104,17 @@ TEST_P(Replay, WithATenthOfTheMemoryTheBudgetHoldsAndEveryMissHasItsReason) {
     EXPECT_EQ(report.tokens_computed, one_worker.tokens_computed);
     EXPECT_EQ(report.misses, one_worker.misses);
     EXPECT_EQ(report.evictions, one_worker.evictions);
+  }
+}
+
+TEST_P(Replay, WithLessMemoryExactlyThatIsReusedWhichTheCurveSays) {
+  const ReuseCurve curve(trace);
+  for (const std::uint64_t part : {3u, 8u}) {
+    const std::uint64_t blocks = curve.enough_blocks() / part;
+    const ReplayReport report = replayed(trace, std::to_string(blocks * replay_block_bytes()), 2);
+    EXPECT_EQ((ReuseCurve::Reuse{report.blocks_reused, report.continued}), curve.at(blocks));
+    EXPECT_LT(report.blocks_reused, known_blocks);
+    EXPECT_GT(report.blocks_reused, 0u);
   }
 }
 

@@ -94,9 +94,9 @@ int milliseconds_until(Clock::time_point deadline) {
 }
 
 // The exit code of a child once it has ended; it is killed if it does not.
-int reap(pid_t pid, const UniqueFd& ended) {
+int reap(pid_t pid, const UniqueFd& ended, std::chrono::seconds patience = kPatience) {
   pollfd entry{.fd = ended.get(), .events = POLLIN, .revents = 0};
-  if (::poll(&entry, 1, milliseconds_until(Clock::now() + kPatience)) != 1) ::kill(pid, SIGKILL);
+  if (::poll(&entry, 1, milliseconds_until(Clock::now() + patience)) != 1) ::kill(pid, SIGKILL);
   int status = 0;
   ::waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
@@ -126,7 +126,8 @@ TemporaryDirectory::~TemporaryDirectory() {
   fs::remove_all(path_, ignored);
 }
 
-ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments) {
+ProgramResult run_program(const std::string& name, const std::vector<std::string>& arguments,
+                          std::chrono::seconds patience) {
   const TemporaryDirectory directory;
   const fs::path out = directory.path() / "out";
   const fs::path err = directory.path() / "err";
@@ -135,7 +136,7 @@ ProgramResult run_program(const std::string& name, const std::vector<std::string
                            .variables = {},
                            .out = out,
                            .err = err});
-  const int exit_code = reap(pid, open_pidfd(pid));
+  const int exit_code = reap(pid, open_pidfd(pid), patience);
   return {exit_code, read_file(out), read_file(err)};
 }
 

@@ -31,9 +31,10 @@ struct ProgramResult {
   std::string out;
   std::string err;
 };
-// Runs a program of the build to its end.
+// Runs a program of the build to its end, or for so long.
 [[nodiscard]] ProgramResult run_program(const std::string& name,
-                                        const std::vector<std::string>& arguments);
+                                        const std::vector<std::string>& arguments,
+                                        std::chrono::seconds patience = std::chrono::seconds(10));
 
 // A program of the build that goes on beside the test. Killed and reaped with this object.
 class ProgramProcess {

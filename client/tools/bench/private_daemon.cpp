@@ -98,6 +98,10 @@ std::expected<std::string, Error> PrivateDaemon::status() const {
   return body_of(admin_path(), "/status");
 }
 
+std::expected<std::string, Error> PrivateDaemon::contexts() const {
+  return body_of(admin_path(), "/contexts");
+}
+
 std::expected<std::string, Error> PrivateDaemon::verify() const {
   return body_of(admin_path(), "/verify");
 }

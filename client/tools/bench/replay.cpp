@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "client/tools/bench/daemon_status.hpp"
 #include "client/tools/bench/replay_worker.hpp"
 #include "client/tools/bench/session_book.hpp"
 #include "client/tools/text_table.hpp"
@@ -34,17 +36,6 @@ void add(ReplayReport& report, const ReplayOutcome& outcome) {
   if (outcome.resolve_ns != 0) report.resolve_ns.push_back(outcome.resolve_ns);
   if (outcome.open_ns != 0) report.open_ns.push_back(outcome.open_ns);
   if (outcome.append_ns != 0) report.append_ns.push_back(outcome.append_ns);
-}
-
-// What /status says. Errors: protocol_error where it has another form than expected.
-std::expected<json, Error> status_of(const PrivateDaemon& daemon) {
-  const auto body = daemon.status();
-  if (!body) return std::unexpected(body.error());
-  try {
-    return json::parse(*body);
-  } catch (const json::exception& failure) {
-    return std::unexpected(Error{ErrorCode::protocol_error, "read", "/status", failure.what()});
-  }
 }
 
 std::expected<void, Error> note_provisioned(ReplayReport& report, const PrivateDaemon& daemon) {
@@ -96,6 +87,25 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
 }
 
 }  // namespace
+
+std::vector<std::string> replay_daemon_flags(const std::string& max_bytes,
+                                             std::uint32_t session_cap) {
+  return {"--max-bytes=" + max_bytes, "--session-cap=" + std::to_string(session_cap),
+          "--chunk-tokens=" + std::to_string(kTokensPerBlock), "--hugepages=off"};
+}
+
+std::uint64_t replay_block_bytes() {
+  return replay_recipe().bytes_per_token() * kTokensPerBlock;
+}
+
+std::expected<double, Error> speed_from(const std::string& text) {
+  if (text == "max") return 0.0;
+  double factor = 0;
+  char end = 0;
+  if (std::sscanf(text.c_str(), "%lf%c", &factor, &end) == 1 && factor > 0) return factor;
+  return std::unexpected(Error{ErrorCode::invalid_argument, "read --speed", text,
+                               "max, or seconds of the trace for one of the replay"});
+}
 
 std::expected<ReplayReport, Error> replay(const std::vector<TraceRequest>& trace,
                                           const PrivateDaemon& daemon,

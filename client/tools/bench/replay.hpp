@@ -41,6 +41,15 @@ struct ReplayReport {
   std::vector<std::uint64_t> resolve_ns, open_ns, append_ns;
 };
 
+inline constexpr std::uint32_t kSessionCapMax = 100000;
+// Flags of a daemon for replays: a chunk a block. `max_bytes` as hotkvd takes it.
+[[nodiscard]] std::vector<std::string> replay_daemon_flags(const std::string& max_bytes,
+                                                           std::uint32_t session_cap);
+// What a block of the trace takes in such a daemon.
+[[nodiscard]] std::uint64_t replay_block_bytes();
+// "max" (0), or seconds of the trace for one of the replay. Errors: invalid_argument.
+[[nodiscard]] std::expected<double, Error> speed_from(const std::string& text);
+
 // One request at a time, in the trace's order, to the workers in turn: a session moves from worker
 // to worker, and the same order gives the same result whatever their number. Errors: of the daemon
 // and of workers that end; system_error.

@@ -5,11 +5,9 @@
 #include <expected>
 #include <string>
 
-#include <sys/types.h>
-
 #include <hotkv/client.hpp>
 
-#include "shared/unique_fd.hpp"
+#include "client/tools/bench/worker_process.hpp"
 
 namespace hotkv::bench {
 
@@ -55,15 +53,11 @@ class ReplayWorker {
 class ReplayProcess {
  public:
   explicit ReplayProcess(const std::string& control_path);
-  ReplayProcess(ReplayProcess&& other) noexcept;
-  ReplayProcess& operator=(ReplayProcess&&) = delete;
-  ~ReplayProcess();
   // Errors: system_error if the process is gone.
   [[nodiscard]] std::expected<ReplayOutcome, Error> run(const ReplayTask& task);
 
  private:
-  pid_t pid_ = -1;
-  UniqueFd socket_;
+  WorkerProcess process_;
 };
 
 }  // namespace hotkv::bench

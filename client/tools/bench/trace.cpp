@@ -54,7 +54,8 @@ std::expected<std::vector<TraceRequest>, Error> read_trace(const std::filesystem
   std::vector<TraceRequest> requests;
   bool is_csv = false;
   std::string line;
-  for (std::size_t number = 1; requests.size() < limit && std::getline(file, line); ++number) {
+  for (std::size_t number = 1; (limit == 0 || requests.size() < limit) && std::getline(file, line);
+       ++number) {
     if (line.ends_with('\r')) line.pop_back();
     if (number == 1 && line == kCsvHeader) {
       is_csv = true;

@@ -30,8 +30,8 @@ struct TraceRequest {
 
 // Reads a trace by its form: JSON lines {"timestamp" (ms), "input_length", "output_length",
 // "hash_ids"}, or CSV with the header TIMESTAMP,ContextTokens,GeneratedTokens. At most `limit`
-// requests. Errors: system_error; invalid_argument naming the line.
+// requests, all if it is 0. Errors: system_error; invalid_argument naming the line.
 [[nodiscard]] std::expected<std::vector<TraceRequest>, Error> read_trace(
-    const std::filesystem::path& path, std::size_t limit = ~std::size_t{0});
+    const std::filesystem::path& path, std::size_t limit = 0);
 
 }  // namespace hotkv::bench

@@ -1,0 +1,31 @@
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include "client/tools/bench/commands.hpp"
+#include "client/tools/bench/private_daemon.hpp"
+#include "client/tools/bench/replay.hpp"
+#include "client/tools/bench/trace.hpp"
+
+namespace hotkv::bench {
+
+int run_replay(const ReplayFlags& flags) {
+  const auto speed = speed_from(flags.speed);
+  if (!speed) return fail(speed.error());
+  const auto trace = read_trace(flags.trace, flags.requests);
+  if (!trace) return fail(trace.error());
+  std::vector<std::string> daemon_flags = replay_daemon_flags(flags.max_bytes, flags.session_cap);
+  if (!flags.ttl.empty()) daemon_flags.push_back("--default-ttl=" + flags.ttl);
+  const auto daemon = PrivateDaemon::start(daemon_flags);
+  if (!daemon) return fail(daemon.error());
+  const auto report =
+      replay(*trace, *daemon,
+             {.workers = flags.workers, .speed = *speed, .on_progress = [&](std::size_t done) {
+                show_progress(done, trace->size(), "requests");
+              }});
+  if (!report) return fail(report.error());
+  std::printf("%s\n", flags.as_json ? json_of(*report).c_str() : text_of(*report).c_str());
+  return report->wrong_bytes == 0 ? kExitOk : kExitFailed;
+}
+
+}  // namespace hotkv::bench
