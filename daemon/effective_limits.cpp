@@ -4,6 +4,9 @@
 #include <charconv>
 #include <fstream>
 #include <string_view>
+#include <utility>
+
+#include "daemon/human_units.hpp"
 
 namespace hotkv {
 namespace {
@@ -70,6 +73,29 @@ bool lets_huge_pages(std::string_view mode) {
   return mode == "always" || mode == "within_size" || mode == "force";
 }
 
+// A budget that the machine cannot hold would be found out by evictions that never come, hours
+// later.
+std::expected<std::uint64_t, Error> budget_bytes(const Config& config, const MachineFacts& facts) {
+  const auto refused = [](std::string cause) {
+    return std::unexpected(
+        Error{ErrorCode::configuration_error, "configure", "max_bytes", std::move(cause), 0});
+  };
+  const bool is_machine_known = facts.memory_bytes != 0;
+  if (!is_machine_known && !config.max_bytes) {
+    return refused("the machine's memory is not known; set a size");
+  }
+  const std::uint64_t cgroup =
+      facts.cgroup_limit_bytes == 0 ? facts.memory_bytes : facts.cgroup_limit_bytes;
+  const std::uint64_t there_is = std::min(facts.memory_bytes, cgroup);
+  if (!config.max_bytes) return there_is / 2;
+  if (is_machine_known && *config.max_bytes > there_is) {
+    return refused(format_size_bytes(*config.max_bytes) + " is more than the " +
+                   format_size_bytes(there_is) +
+                   (there_is < facts.memory_bytes ? " of its cgroup" : " of this machine"));
+  }
+  return *config.max_bytes;
+}
+
 }  // namespace
 
 MachineFacts read_machine_facts(const fs::path& root) {
@@ -81,15 +107,10 @@ MachineFacts read_machine_facts(const fs::path& root) {
 std::expected<core::Limits, Error> effective_limits(const Config& config,
                                                     const MachineFacts& facts) {
   core::Limits limits;
-  if (config.max_bytes) {
-    limits.max_bytes = *config.max_bytes;
-  } else if (facts.memory_bytes != 0) {
-    const std::uint64_t cgroup =
-        facts.cgroup_limit_bytes == 0 ? facts.memory_bytes : facts.cgroup_limit_bytes;
-    limits.max_bytes = std::min(facts.memory_bytes, cgroup) / 2;
+  if (auto budget = budget_bytes(config, facts)) {
+    limits.max_bytes = *budget;
   } else {
-    return std::unexpected(Error{ErrorCode::configuration_error, "configure", "max_bytes",
-                                 "the machine's memory is not known; set a size", 0});
+    return std::unexpected(std::move(budget.error()));
   }
   limits.huge_pages = config.hugepages != HugePages::off && lets_huge_pages(facts.shmem_huge_pages);
   if (config.hugepages == HugePages::require && !limits.huge_pages) {

@@ -49,7 +49,10 @@ int main(int argc, char** argv) {
   const auto parsed = hotkv::parse_command_line(
       std::span<const char* const>(argv, static_cast<std::size_t>(argc)).subspan(1),
       hotkv::current_environment());
-  if (!parsed) return fail(parsed.error());
+  if (!parsed) {  // also where its file cannot be read
+    fail(parsed.error());
+    return kExitConfiguration;
+  }
   switch (parsed->action) {
     case hotkv::Action::show_help:
     case hotkv::Action::show_version: std::fputs(parsed->text.c_str(), stdout); return 0;

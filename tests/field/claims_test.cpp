@@ -9,7 +9,9 @@ namespace {
 
 class Claims : public UnderFire {};
 
-TEST_F(Claims, AWorkerIsServed) { EXPECT_TRUE(honest_->goes_on()); }
+TEST_F(Claims, AWorkerIsServed) {
+  EXPECT_TRUE(honest_->goes_on());
+}
 
 }  // namespace
 }  // namespace hotkv::testing

@@ -25,6 +25,20 @@ TEST(EffectiveLimits, TheBudgetIsHalfOfTheSmallerOfMachineAndCgroupUnlessItIsGiv
   EXPECT_FALSE(effective_limits({}, {}).has_value());
 }
 
+// FR-037: what cannot be is refused at the start, not found out by losses.
+TEST(EffectiveLimits, ABudgetThatTheMachineOrItsCgroupCannotHoldIsRefused) {
+  Config config;
+  config.max_bytes = 5 * kGiB;
+  EXPECT_EQ(effective_limits(config, {.memory_bytes = 5 * kGiB})->max_bytes, 5 * kGiB);
+  EXPECT_EQ(effective_limits(config, {})->max_bytes, 5 * kGiB);
+  EXPECT_EQ(effective_limits(config, {.memory_bytes = 4 * kGiB}).error().message(),
+            "configure max_bytes: configuration-error: 5G is more than the 4G of this machine");
+  EXPECT_EQ(effective_limits(config, {.memory_bytes = 8 * kGiB, .cgroup_limit_bytes = 2 * kGiB})
+                .error()
+                .message(),
+            "configure max_bytes: configuration-error: 5G is more than the 2G of its cgroup");
+}
+
 TEST(EffectiveLimits, HugePagesFollowTheKernelsMode) {
   Config config;
   for (const char* mode : {"always", "within_size"}) {
