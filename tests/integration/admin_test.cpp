@@ -81,6 +81,7 @@ TEST_F(Admin, LookingChangesNothing) {
   EXPECT_EQ(get("/status").at("shards"), before);
 }
 
+// FR-134: whatever a client calls its sessions, every page can be parsed.
 TEST_F(Admin, SessionsOfAnyBytesLeaveEveryPageReadable) {
   RawClient client = attached();
   const std::vector<std::string> ids{

@@ -402,6 +402,7 @@ Report run(Reuse reuse, std::uint32_t view_count) {
   return report;
 }
 
+// FR-103: readers see whole tokens, by release and acquire alone, while a writer publishes.
 TEST(WordsStress, WhatIsPinnedStaysAsItIsWhileChunksAreReused) {
   constexpr std::uint32_t kViews = 10000;
   const Report report = run(Reuse::when_no_pin_holds, kViews);

@@ -51,6 +51,7 @@ TEST(Client, AttachesAndTellsWhatTheShardIs) {
   EXPECT_TRUE(client->is_connected());
 }
 
+// FR-100: attaching is no ownership: an end of the client leaves nothing and removes nothing.
 TEST(Client, KeepsNoDescriptorOfTheFilesAndNothingAtAllOnceItIsGone) {
   FakeDaemon daemon;
   const std::size_t descriptors = open_descriptors();

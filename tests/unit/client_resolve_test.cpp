@@ -120,6 +120,7 @@ TEST(Resolve, APinIsHeldExactlyAsLongAsTheView) {
   EXPECT_EQ(daemon.pins_held(), 0u) << "a miss leaves nothing behind";
 }
 
+// FR-098: a view keeps its mapping, whatever order things end in.
 TEST(Resolve, AViewStaysAsItWasWhateverBecomesOfItsContext) {
   FakeDaemon daemon;
   daemon.put(kA, Epoch{1}, TokenCount{20});
@@ -325,6 +326,7 @@ TEST(View, GathersWholeLayersAndNothingIntoTooLittleRoom) {
   EXPECT_EQ(view.gather_keys(5, keys), 0u);
 }
 
+// FR-101: what a view shows lies in the mapping, never in a copy.
 TEST(View, IsReadInPlaceAndEmptyForWhatIsNotThere) {
   FakeDaemon daemon;
   daemon.put(kA, Epoch{1}, TokenCount{17});

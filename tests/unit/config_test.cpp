@@ -160,6 +160,7 @@ TEST_F(ConfigTest, AFolderInPlaceOfTheFileIsRefusedByName) {
   EXPECT_THAT(parsed.error().message(), HasSubstr(folder_.string()));
 }
 
+// FR-137: a typo is refused with file, line, key and what was meant.
 TEST_F(ConfigTest, EveryKeyWithOneLetterChangedIsRefusedWithLineAndNearestKey) {
   for (const ConfigKey& key : config_keys()) {
     const std::string name(key.name);
@@ -211,6 +212,7 @@ TEST_F(ConfigTest, WrongTypesAreRefusedWithBothTypes) {
   EXPECT_THAT(file_refusal("certified_architectures = [\"a,b\"]\n"), HasSubstr("array of strings"));
 }
 
+// FR-137: no unit, sign, overflow or trailing text is read as something else.
 TEST_F(ConfigTest, BadValuesAreRefusedWithKeyAndValue) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"max-bytes", "8 GB garbage"},
@@ -298,6 +300,7 @@ TEST_F(ConfigTest, CheckHelpAndVersionAreToldFromRunning) {
   }
 }
 
+// FR-137: the manual and the parser know the same keys.
 TEST_F(ConfigTest, TheShippedFileShowsEveryKeyOnceAtItsDefault) {
   std::vector<std::string> shown;
   std::string uncommented;
@@ -337,6 +340,7 @@ TEST_F(ConfigTest, TheShippedUnitHasRoomForTheDefaults) {
   EXPECT_THAT(read_shipped_file("hotkvd.service"), Not(HasSubstr("\nMemoryMax=")));
 }
 
+// FR-140: a refusal to start is at most two lines.
 TEST_F(ConfigTest, NoRefusalIsLongerThanTwoLines) {
   for (const std::string& message :
        {refusal({"--max-bytes", std::string(5000, 'x')}), refusal({"--socket"}),

@@ -20,6 +20,7 @@ void store_session(SlotRecord& slot, const SessionId& session) {
   for (std::size_t i = 0; i < SessionId::kWords; ++i) slot.id[i].store(session.words()[i]);
 }
 
+// FR-106: the same key is the same hash in every process, pinned by literal values.
 TEST(SessionHash, IsTheSameInEveryBuild) {
   // Both sides of the index and memory that outlives a daemon depend on these values.
   EXPECT_EQ(session_hash(id_of("a"), kKey), 0x7ff4'dc10'2b8f'1e4du);

@@ -28,7 +28,7 @@ std::expected<void, Error> measure(CurveReport& report, const std::vector<TraceR
                   show_progress(done, trace.size(), "requests");
                 }});
     if (!replayed) return std::unexpected(replayed.error());
-    if (replayed->wrong_bytes != 0) {
+    if (replayed->wrong_bytes != 0 || !replayed->is_sound) {
       return std::unexpected(Error{ErrorCode::shard_damaged, "check", flags.trace,
                                    std::to_string(replayed->wrong_bytes) + " wrong bytes"});
     }

@@ -36,7 +36,7 @@ struct ReplayReport {
   std::map<std::string, std::uint64_t> evictions;  // contexts that the daemon ended, by reason
   std::uint64_t peak_provisioned_bytes = 0;        // by the daemon's account, after each request
   std::uint64_t budget_bytes = 0;
-  std::string verify;  // what the daemon says of itself at the end
+  bool is_sound = false;  // /verify, at the end
   double seconds = 0;
   std::vector<std::uint64_t> resolve_ns, open_ns, append_ns;
 };

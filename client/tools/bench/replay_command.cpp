@@ -25,7 +25,7 @@ int run_replay(const ReplayFlags& flags) {
               }});
   if (!report) return fail(report.error());
   std::printf("%s\n", flags.as_json ? json_of(*report).c_str() : text_of(*report).c_str());
-  return report->wrong_bytes == 0 ? kExitOk : kExitFailed;
+  return report->wrong_bytes == 0 && report->is_sound ? kExitOk : kExitFailed;
 }
 
 }  // namespace hotkv::bench

@@ -47,8 +47,10 @@ class TaskSource {
     task.output_tokens = std::clamp(request.output_tokens, 1u, kContextTokensMax / 4);
     task.release = next_ % 4 == 3;
     if (next_ % 2 == 1 && !cached_.empty()) {
-      go_on_with(cached_.front(), task);
-      cached_.pop_front();
+      // By turns one that was served just now, which is cached, and an old one, which hardly is.
+      const auto earlier = next_ % 4 == 1 ? std::prev(cached_.end()) : cached_.begin();
+      go_on_with(*earlier, task);
+      cached_.erase(earlier);
     } else {
       task.session = sessions_++;
     }
@@ -193,15 +195,15 @@ std::expected<void, Error> note_end(SoakReport& report, const PrivateDaemon& dae
   report.contexts_ended_ttl = sum_over_shards(*status, "/counters/contexts_ended/evicted-ttl");
   report.own_bytes_end = own_bytes_of(daemon.pid());
   report.descriptors_end = descriptors_of(daemon.pid());
-  const auto contexts = daemon.contexts();
-  const auto verify = daemon.verify();
+  const auto contexts = contexts_of(daemon);
+  const auto sound = is_sound(daemon);
   if (!contexts) return std::unexpected(contexts.error());
-  if (!verify) return std::unexpected(verify.error());
-  const json all = json::parse(*contexts, nullptr, false);
-  for (const json& context : all.value("contexts", json::array())) {
+  if (!sound) return std::unexpected(sound.error());
+  const json all = contexts->value("contexts", json::array());
+  for (const json& context : all) {
     report.pinned_end += context.value("pinned", false) ? 1 : 0;
   }
-  report.is_sound = json::parse(*verify, nullptr, false).value("sound", false);
+  report.is_sound = *sound;
   return {};
 }
 
