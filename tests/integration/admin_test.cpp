@@ -81,6 +81,7 @@ TEST_F(Admin, LookingChangesNothing) {
   EXPECT_EQ(get("/status").at("shards"), before);
 }
 
+// FR-134: no name that a client chooses makes a page unreadable.
 TEST_F(Admin, SessionsOfAnyBytesLeaveEveryPageReadable) {
   RawClient client = attached();
   const std::vector<std::string> ids{

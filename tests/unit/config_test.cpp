@@ -160,6 +160,7 @@ TEST_F(ConfigTest, AFolderInPlaceOfTheFileIsRefusedByName) {
   EXPECT_THAT(parsed.error().message(), HasSubstr(folder_.string()));
 }
 
+// FR-137: a typo is an error that names the line and the nearest key.
 TEST_F(ConfigTest, EveryKeyWithOneLetterChangedIsRefusedWithLineAndNearestKey) {
   for (const ConfigKey& key : config_keys()) {
     const std::string name(key.name);
@@ -337,6 +338,7 @@ TEST_F(ConfigTest, TheShippedUnitHasRoomForTheDefaults) {
   EXPECT_THAT(read_shipped_file("hotkvd.service"), Not(HasSubstr("\nMemoryMax=")));
 }
 
+// FR-140: every start-up refusal of the configuration is short.
 TEST_F(ConfigTest, NoRefusalIsLongerThanTwoLines) {
   for (const std::string& message :
        {refusal({"--max-bytes", std::string(5000, 'x')}), refusal({"--socket"}),
