@@ -260,9 +260,10 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
   }
   if (holder && *holder != page) {
     if (shard.pages.is_connected(*holder)) {
+      const std::uint32_t pid = shard.pages.pid(*holder);  // 0: not one of this pid namespace
       return refuse(shard, {ErrorCode::session_busy, "open", session_name(shard.session(slot)),
                             "held by the client of page " + std::to_string(holder->value()) +
-                                ", pid " + std::to_string(shard.pages.pid(*holder))});
+                                ", pid " + (pid == 0 ? "unknown" : std::to_string(pid))});
     }
     // It lives but hung up, and may be writing at this moment: a new generation cuts it off.
     if (!shard.has_generations_left(slot)) return refuse_exhausted("open", shard, slot);

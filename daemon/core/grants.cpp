@@ -267,6 +267,8 @@ Outcome<Position> Grants::finish(Shard& shard, const Waiter& waiter,
   }
   if (!result) {
     Error error = result.error();
+    // The failed call and its file are the cause here; else nobody would know what it was.
+    if (error.os_errno != 0) error = {error.code, {}, {}, error.message(), 0};
     error.operation = "append";
     error.object = session_name(waiter.session);
     return std::unexpected(std::move(error));

@@ -6,6 +6,16 @@
 
 namespace hotkv::core {
 
+namespace {
+
+// All of it: the mark is the client's to lower.
+void clear(ClientPage& untrusted) {
+  for (AtomicWord& pin : untrusted.pins) pin.store(0, std::memory_order_relaxed);
+  untrusted.high_water.store(0, std::memory_order_release);
+}
+
+}  // namespace
+
 PageTable::PageTable(const ShardTables& tables, StoreGate& gate)
     : tables_(tables), gate_(gate), clients_(tables.capacities().page_count) {}
 
@@ -13,6 +23,7 @@ std::optional<PageIndex> PageTable::take(Access access, std::uint32_t pid, std::
   const auto found = std::ranges::find(clients_, false, &Client::taken);
   if (found == clients_.end()) return std::nullopt;
   const PageIndex page{static_cast<std::uint32_t>(found - clients_.begin())};
+  clear(tables_.untrusted_page(page));  // whoever maps the file may have written on it since
   PageRecord& r = tables_.page_record(page);
   gate_.store(r.access, static_cast<std::uint32_t>(access));
   gate_.store(r.cookie, cookie);
@@ -30,10 +41,7 @@ void PageTable::end_claims(PageIndex page) {
   Client& client = clients_[page.value()];
   HOTKV_CHECK(client.taken && client.held_slots.empty(), "a client with leases loses its page");
   if (!client.claims) return;
-  ClientPage& untrusted = tables_.untrusted_page(page);
-  // All of them: the mark was the client's to lower.
-  for (AtomicWord& pin : untrusted.pins) pin.store(0, std::memory_order_relaxed);
-  untrusted.high_water.store(0, std::memory_order_release);
+  clear(tables_.untrusted_page(page));
   client.claims = false;
   if (!client.connected) free(page);
 }

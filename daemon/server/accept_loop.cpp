@@ -1,5 +1,8 @@
 #include "daemon/server/accept_loop.hpp"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -21,13 +24,29 @@ bool is_gone_connection(int os_errno) {
   return os_errno == ECONNABORTED || os_errno == EINTR || os_errno == EPROTO || os_errno == EPERM;
 }
 
+// Whether that many descriptors stay free if one more is taken. The kernel gives the lowest free
+// number, so all below the one it gives now are in use.
+bool leaves_descriptors(int any_fd, rlim_t spare) {
+  const UniqueFd lowest(::fcntl(any_fd, F_DUPFD_CLOEXEC, 0));
+  rlimit limit{};
+  return lowest && ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+         static_cast<rlim_t>(lowest.get()) + spare < limit.rlim_cur;
+}
+
+bool is_readable(int fd) {
+  pollfd entry{.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
 }  // namespace
 
 AcceptLoop::AcceptLoop(boost::asio::io_context& io, UniqueFd listener, std::string name,
-                       EventLog& log, std::uint64_t& errors, Accepted accepted)
+                       unsigned spare_descriptors, EventLog& log, std::uint64_t& errors,
+                       Accepted accepted)
     : listener_(io),
       pause_timer_(io),
       name_(std::move(name)),
+      spare_descriptors_(spare_descriptors),
       log_(log),
       errors_(errors),
       accepted_(std::move(accepted)) {
@@ -58,10 +77,19 @@ void AcceptLoop::wait() {
                        });
 }
 
+// Nothing, with errno: as if the limit of descriptors were lower than it is.
+UniqueFd AcceptLoop::accept_one() {
+  const int listener = listener_.native_handle();
+  if (leaves_descriptors(listener, spare_descriptors_)) {
+    return UniqueFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  }
+  errno = is_readable(listener) ? EMFILE : EAGAIN;
+  return {};
+}
+
 void AcceptLoop::accept_some() {
   for (int taken = 0; taken < kAcceptsPerTurn && listener_.is_open();) {
-    UniqueFd connection(
-        ::accept4(listener_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd connection = accept_one();
     if (connection) {
       ++taken;
       accepted_(std::move(connection));

@@ -21,11 +21,12 @@ class AcceptLoop {
  public:
   using Accepted = std::function<void(UniqueFd)>;
 
-  // `listener` listens and is nonblocking. `name` says in the log which socket it is. `errors`
-  // counts failed accepts; it and the log outlive this. Throws boost::system::system_error if the
-  // event loop cannot watch the socket.
-  AcceptLoop(boost::asio::io_context& io, UniqueFd listener, std::string name, EventLog& log,
-             std::uint64_t& errors, Accepted accepted);
+  // `listener` listens and is nonblocking. `name` says in the log which socket it is. The last
+  // `spare_descriptors` under the limit are for those who are there, and are not spent on
+  // connections. `errors` counts failed accepts; it and the log outlive this. Throws
+  // boost::system::system_error if the event loop cannot watch the socket.
+  AcceptLoop(boost::asio::io_context& io, UniqueFd listener, std::string name,
+             unsigned spare_descriptors, EventLog& log, std::uint64_t& errors, Accepted accepted);
   // The io_context must not run any more.
   ~AcceptLoop();
   AcceptLoop(const AcceptLoop&) = delete;
@@ -37,12 +38,14 @@ class AcceptLoop {
 
  private:
   void wait();
+  UniqueFd accept_one();
   void accept_some();
   void pause();
 
   boost::asio::posix::stream_descriptor listener_;
   boost::asio::steady_timer pause_timer_;
   const std::string name_;
+  const unsigned spare_descriptors_;
   EventLog& log_;
   std::uint64_t& errors_;
   const Accepted accepted_;

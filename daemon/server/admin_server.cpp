@@ -26,6 +26,8 @@ constexpr std::uint32_t kHeaderBytesMax = 8192;
 constexpr std::uint64_t kBodyBytesMax = 1024;
 // Whole request, and whole reply: a reader this slow is not a person waiting at a terminal.
 constexpr std::chrono::seconds kTimeout{5};
+// Fewer than the control socket leaves: when there are too many clients, people still get in.
+constexpr unsigned kSpareDescriptors = 8;
 
 // One request and its reply.
 class Exchange : public std::enable_shared_from_this<Exchange> {
@@ -97,7 +99,8 @@ class AdminServer::Impl {
       : io_(io),
         pages_(pages),
         log_(log),
-        accept_loop_(io, std::move(listener), "admin", log, counters.accept_errors,
+        accept_loop_(io, std::move(listener), "admin", kSpareDescriptors, log,
+                     counters.accept_errors,
                      [this](UniqueFd socket) { accept(std::move(socket)); }) {}
 
   void start() { accept_loop_.start(); }

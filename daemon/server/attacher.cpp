@@ -11,7 +11,12 @@ std::expected<Attacher::Attached, Error> Attacher::attach(Peer peer,
                                  "uid 65534 stands for every user without a name here", 0});
   }
   const auto recipe = decode_recipe(arguments.recipe, certified_architectures_);
-  if (!recipe) return std::unexpected(recipe.error());
+  if (!recipe) {
+    // Over the wire goes the cause: it has to say which field or name is meant.
+    const Error& error = recipe.error();
+    return std::unexpected(
+        Error{error.code, "attach", "recipe", error.object + ": " + error.cause, 0});
+  }
   const auto shard = find_or_make_shard(peer, *recipe);
   if (!shard) return std::unexpected(shard.error());
   const auto cookie = files_.random_number();

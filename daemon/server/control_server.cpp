@@ -6,6 +6,13 @@
 #include "shared/seqpacket.hpp"
 
 namespace hotkv::server {
+namespace {
+
+// For an attach (three to pass, three of a new shard), for the figures that an append reads before
+// it takes memory, and for the operator's questions.
+constexpr unsigned kSpareDescriptors = 12;
+
+}  // namespace
 
 ControlServer::ControlServer(boost::asio::io_context& io, UniqueFd listener,
                              std::uint32_t max_connections, PeerOf peer_of, Dispatcher& dispatcher,
@@ -17,8 +24,9 @@ ControlServer::ControlServer(boost::asio::io_context& io, UniqueFd listener,
       counters_(counters),
       log_(log),
       buffer_(protocol::kFrameBytesMax),
-      accept_loop_(io, std::move(listener), "control", log, counters.accept_errors,
-                   [this](UniqueFd socket) { accept(std::move(socket)); }) {}
+      accept_loop_(io, std::move(listener), "control", kSpareDescriptors, log,
+                   counters.accept_errors, [this](UniqueFd socket) { accept(std::move(socket)); }) {
+}
 
 ControlServer::~ControlServer() {
   stop();

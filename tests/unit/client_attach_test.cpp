@@ -119,6 +119,7 @@ UniqueFd unsealed_copy(std::uint64_t size_bytes, int source) {
   return fd;
 }
 
+// FR-086: sizes are compared with the files before anything is mapped.
 TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
   const std::vector<BadAnswer> bad = {
       {"twice the size", [](auto&, auto& a) { a.reply.arena_bytes *= 2; },
@@ -261,6 +262,7 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
+// FR-073: bytes that come without their descriptors are an error that says so.
 TEST(Client, ADescriptorThatTheKernelDropsIsAnErrorAndTheNextAttachWorks) {
   FakeDaemon daemon;
   const std::size_t descriptors = open_descriptors();

@@ -96,6 +96,7 @@ int use_in_child(Holdings& holdings) {
   return 0;
 }
 
+// FR-076: a child has to attach for itself, and says nothing on its parent's connection.
 TEST(ForkedChild, IsRefusedEverythingAndHarmsNothingOfItsParents) {
   Holdings holdings;
   testing::ForkedChild child([&] { return use_in_child(holdings); });

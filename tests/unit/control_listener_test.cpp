@@ -109,6 +109,7 @@ TEST_F(ControlListener, ALiveSocketWithoutOurLockIsNeverReplacedEither) {
   }
 }
 
+// FR-068: only a dead socket of our own is replaced; anything else is named by its type.
 TEST_F(ControlListener, WhatIsNoSocketIsNamedAndLeftAlone) {
   const fs::path target = directory_ / "target";
   std::ofstream(target) << "precious";
@@ -159,6 +160,7 @@ TEST_F(ControlListener, ADirectoryInWhichAnyUserMayReplaceFilesIsRefused) {
   EXPECT_TRUE(open().has_value());
 }
 
+// FR-070: no path is cut.
 TEST_F(ControlListener, APathOfTheLimitWorksAndALongerOneCreatesNothing) {
   const std::size_t room = kSocketPathBytesMax - directory_.string().size() - 1;
   path_ = directory_ / std::string(room, 'a');
@@ -171,6 +173,7 @@ TEST_F(ControlListener, APathOfTheLimitWorksAndALongerOneCreatesNothing) {
   EXPECT_TRUE(fs::is_empty(directory_));
 }
 
+// FR-067: there is no moment between listening and the mode.
 TEST_F(ControlListener, ThePathIsNeverSeenWithAWiderMode) {
   const mode_t previous = ::umask(0);
   std::atomic<bool> is_over = false;

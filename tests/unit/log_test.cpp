@@ -91,6 +91,7 @@ TEST(Log, AStalledReaderThatComesBackGetsTheNewestLines) {
   EXPECT_GT(log->lost_lines(), 0U);
 }
 
+// FR-131: whoever reads stderr may go away.
 TEST(Log, AReaderThatGoesAwayCostsLinesAndNothingElse) {
   Pipe pipe = make_pipe();
   const UniqueFd stderr_copy(::dup(pipe.writer.get()));

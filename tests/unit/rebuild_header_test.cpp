@@ -64,7 +64,7 @@ TEST_F(RebuildHeader, ForeignOrHalfMadeFilesAreRefused) {
   expect_refusal([](auto& it) { it.magic = kTablesMagic ^ 1; }, ErrorCode::shard_damaged, "magic");
 }
 
-// FR-139: files of another layout are refused by both versions, not as damage.
+// FR-139: what another version wrote is told by both versions, not by how it decodes.
 TEST_F(RebuildHeader, AnotherLayoutIsAnUnsupportedVersion) {
   expect_refusal([](auto& it) { ++it.layout_version; }, ErrorCode::unsupported_version,
                  "found version " + std::to_string(kLayoutVersion + 1));

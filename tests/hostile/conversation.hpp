@@ -1,0 +1,90 @@
+#pragma once
+// A conversation with one right frame of every type, and what its answers mean.
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include <hotkv/cache_miss.hpp>
+
+#include "tests/support/kv_worker.hpp"
+#include "tests/support/raw_client.hpp"
+
+namespace hotkv::testing {
+
+[[nodiscard]] inline bool is_done(const protocol::OperationResult& result) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done);
+}
+[[nodiscard]] inline bool is_error(const protocol::OperationResult& result, ErrorCode code) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::error) &&
+         result.code == static_cast<std::uint32_t>(code);
+}
+[[nodiscard]] inline bool is_miss(const protocol::OperationResult& result, MissReason reason) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::miss) &&
+         result.code == static_cast<std::uint32_t>(reason);
+}
+
+// In this order they are a whole life of a client and of a context.
+inline constexpr std::array kConversation{protocol::Type::hello,   protocol::Type::attach,
+                                          protocol::Type::open,    protocol::Type::append,
+                                          protocol::Type::explain, protocol::Type::truncate,
+                                          protocol::Type::close,   protocol::Type::release};
+
+// The right frame of a type; operations are of the session's epoch 1, in a generation that OPEN
+// told.
+[[nodiscard]] inline Bytes right_frame(protocol::Type type, const Recipe& recipe,
+                                       std::string_view session, std::uint32_t generation) {
+  using namespace protocol;
+  constexpr std::uint64_t kRequest = 77;
+  const ContextName name = context_name(session, 1);
+  OpenOperation open{name, {}};
+  std::ranges::copy(recipe.fingerprint(), open.fingerprint);
+  ExplainOperation explain{name, {}, 0, static_cast<std::uint32_t>(LengthMatch::any)};
+  std::ranges::copy(recipe.fingerprint(), explain.fingerprint);
+  switch (type) {
+    case Type::hello: return make_frame<HelloRequest>(type, kRequest, {{1, 1}});
+    case Type::attach:
+      return make_frame<AttachRequest>(
+          type, kRequest,
+          {{encode_recipe(recipe), static_cast<std::uint32_t>(Access::write), 0, 0}});
+    case Type::open: return make_frame<OpenOperation>(type, kRequest, {open});
+    case Type::append: return make_frame<AppendOperation>(type, kRequest, {{name, generation, 20}});
+    case Type::truncate:
+      return make_frame<TruncateOperation>(type, kRequest, {{name, generation, 0, 0, 0}});
+    case Type::close: return make_frame<CloseOperation>(type, kRequest, {{name, generation, 0}});
+    case Type::release: return make_frame<ReleaseOperation>(type, kRequest, {{name, 0, 0}});
+    case Type::explain: return make_frame<ExplainOperation>(type, kRequest, {explain});
+  }
+  return {};
+}
+
+// Greets and attaches; its page stays its own as a mapping would keep it.
+[[nodiscard]] inline RawClient attached_client(const DaemonProcess& daemon,
+                                               Access access = Access::write,
+                                               const Recipe& recipe = small_recipe()) {
+  RawClient client(daemon.control_path());
+  (void)client.hello();
+  client.stay_alive(client.attach(recipe, access));
+  return client;
+}
+
+// A page of the admin socket.
+[[nodiscard]] inline nlohmann::json admin_page(const DaemonProcess& daemon,
+                                               const std::string& target) {
+  const std::string reply = admin_get(daemon, target);
+  const std::size_t body = reply.find("\r\n\r\n");
+  return nlohmann::json::parse(body == std::string::npos ? "null" : reply.substr(body + 4));
+}
+// What /status says of the shard of a model.
+[[nodiscard]] inline nlohmann::json shard_status(const DaemonProcess& daemon,
+                                                 const std::string& model) {
+  const nlohmann::json status = admin_page(daemon, "/status");
+  for (const auto& shard : status.at("shards")) {
+    if (shard.at("key").at("model_id") == model) return shard;
+  }
+  return nullptr;
+}
+
+}  // namespace hotkv::testing
