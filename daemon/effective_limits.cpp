@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
 
 namespace hotkv {
 namespace {
@@ -70,6 +73,29 @@ bool lets_huge_pages(std::string_view mode) {
   return mode == "always" || mode == "within_size" || mode == "force";
 }
 
+// Settings that contradict what this machine is: found here, they are refused at start by name;
+// accepted, they would be refusals of every append, or a bound that binds nothing.
+std::optional<Error> refuse_what_the_machine_forbids(const Config& config,
+                                                     const MachineFacts& facts,
+                                                     std::uint64_t max_bytes) {
+  const auto refuse = [](const char* key, std::string cause) {
+    return Error{ErrorCode::configuration_error, "configure", key, std::move(cause), 0};
+  };
+  if (facts.memory_bytes != 0 && config.memory_reserve_bytes >= facts.memory_bytes) {
+    return refuse("memory_reserve", std::to_string(config.memory_reserve_bytes) +
+                                        " bytes would be left to others and none to hotkvd: the "
+                                        "machine has " +
+                                        std::to_string(facts.memory_bytes));
+  }
+  if (config.max_bytes_per_owner.value_or(0) > max_bytes) {
+    return refuse("max_bytes_per_owner", "one owner would have more bytes (" +
+                                             std::to_string(*config.max_bytes_per_owner) +
+                                             ") than all together (" + std::to_string(max_bytes) +
+                                             " by max_bytes)");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 MachineFacts read_machine_facts(const fs::path& root) {
@@ -90,6 +116,9 @@ std::expected<core::Limits, Error> effective_limits(const Config& config,
   } else {
     return std::unexpected(Error{ErrorCode::configuration_error, "configure", "max_bytes",
                                  "the machine's memory is not known; set a size", 0});
+  }
+  if (auto refusal = refuse_what_the_machine_forbids(config, facts, limits.max_bytes)) {
+    return std::unexpected(std::move(*refusal));
   }
   limits.huge_pages = config.hugepages != HugePages::off && lets_huge_pages(facts.shmem_huge_pages);
   if (config.hugepages == HugePages::require && !limits.huge_pages) {

@@ -45,6 +45,24 @@ TEST(EffectiveLimits, HugePagesFollowTheKernelsMode) {
   }
 }
 
+// FR-037: a budget that the machine decides can contradict a setting, too; equal is no
+// contradiction.
+TEST(EffectiveLimits, SettingsThatCannotHoldOnThisMachineAreRefusedByName) {
+  Config config;
+  config.max_bytes_per_owner = 4 * kGiB;
+  EXPECT_TRUE(effective_limits(config, {.memory_bytes = 8 * kGiB}).has_value());
+  const auto crossed = effective_limits(config, {.memory_bytes = 8 * kGiB - 2});
+  ASSERT_FALSE(crossed.has_value());
+  EXPECT_EQ(crossed.error().code, ErrorCode::configuration_error);
+  EXPECT_EQ(crossed.error().object, "max_bytes_per_owner");
+  config = {};
+  config.memory_reserve_bytes = 8 * kGiB;
+  EXPECT_TRUE(effective_limits(config, {.memory_bytes = 8 * kGiB + 1}).has_value());
+  const auto nothing_left = effective_limits(config, {.memory_bytes = 8 * kGiB});
+  ASSERT_FALSE(nothing_left.has_value());
+  EXPECT_EQ(nothing_left.error().object, "memory_reserve");
+}
+
 TEST(EffectiveLimits, WhatIsOffInTheConfigurationIsZeroForTheCore) {
   Config config;
   config.max_bytes = kGiB;
