@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -73,25 +74,30 @@ bool lets_huge_pages(std::string_view mode) {
   return mode == "always" || mode == "within_size" || mode == "force";
 }
 
-// A budget that the machine cannot hold would be found out by evictions that never come, hours
-// later.
+Error refusal(const char* key, std::string cause) {
+  return {ErrorCode::configuration_error, "configure", key, std::move(cause), 0};
+}
+
+// Settings that contradict what this machine is would be found out hours later: by appends that are
+// all refused, or by a bound that binds nothing.
 std::expected<std::uint64_t, Error> budget_bytes(const Config& config, const MachineFacts& facts) {
-  const auto refused = [](std::string cause) {
-    return std::unexpected(
-        Error{ErrorCode::configuration_error, "configure", "max_bytes", std::move(cause), 0});
-  };
-  const bool is_machine_known = facts.memory_bytes != 0;
-  if (!is_machine_known && !config.max_bytes) {
-    return refused("the machine's memory is not known; set a size");
+  if (facts.memory_bytes == 0) {
+    if (config.max_bytes) return *config.max_bytes;
+    return std::unexpected(refusal("max_bytes", "the machine's memory is not known; set a size"));
   }
-  const std::uint64_t cgroup =
-      facts.cgroup_limit_bytes == 0 ? facts.memory_bytes : facts.cgroup_limit_bytes;
-  const std::uint64_t there_is = std::min(facts.memory_bytes, cgroup);
+  const bool has_limit =
+      facts.cgroup_limit_bytes != 0 && facts.cgroup_limit_bytes < facts.memory_bytes;
+  const std::uint64_t there_is = has_limit ? facts.cgroup_limit_bytes : facts.memory_bytes;
+  const auto beyond = [&](std::uint64_t bytes) {
+    return format_size_bytes(bytes) + ", but " + (has_limit ? "its cgroup" : "this machine") +
+           " has " + format_size_bytes(there_is);
+  };
+  if (config.memory_reserve_bytes >= facts.memory_bytes) {
+    return std::unexpected(refusal("memory_reserve", beyond(config.memory_reserve_bytes)));
+  }
   if (!config.max_bytes) return there_is / 2;
-  if (is_machine_known && *config.max_bytes > there_is) {
-    return refused(format_size_bytes(*config.max_bytes) + " is more than the " +
-                   format_size_bytes(there_is) +
-                   (there_is < facts.memory_bytes ? " of its cgroup" : " of this machine"));
+  if (*config.max_bytes > there_is) {
+    return std::unexpected(refusal("max_bytes", beyond(*config.max_bytes)));
   }
   return *config.max_bytes;
 }
@@ -107,18 +113,20 @@ MachineFacts read_machine_facts(const fs::path& root) {
 std::expected<core::Limits, Error> effective_limits(const Config& config,
                                                     const MachineFacts& facts) {
   core::Limits limits;
-  if (auto budget = budget_bytes(config, facts)) {
-    limits.max_bytes = *budget;
-  } else {
-    return std::unexpected(std::move(budget.error()));
+  const auto budget = budget_bytes(config, facts);
+  if (!budget) return std::unexpected(budget.error());
+  limits.max_bytes = *budget;
+  if (config.max_bytes_per_owner.value_or(0) > limits.max_bytes) {
+    return std::unexpected(refusal("max_bytes_per_owner",
+                                   "one owner would have " +
+                                       format_size_bytes(*config.max_bytes_per_owner) +
+                                       ", all together " + format_size_bytes(limits.max_bytes)));
   }
   limits.huge_pages = config.hugepages != HugePages::off && lets_huge_pages(facts.shmem_huge_pages);
   if (config.hugepages == HugePages::require && !limits.huge_pages) {
-    return std::unexpected(
-        Error{ErrorCode::configuration_error, "configure", "hugepages",
-              "required, but /sys/kernel/mm/transparent_hugepage/shmem_enabled is \"" +
-                  facts.shmem_huge_pages + "\"; it must be within_size or always",
-              0});
+    return std::unexpected(refusal(
+        "hugepages", "required, but /sys/kernel/mm/transparent_hugepage/shmem_enabled is \"" +
+                         facts.shmem_huge_pages + "\"; it must be within_size or always"));
   }
   limits.max_bytes_per_owner = config.max_bytes_per_owner.value_or(0);
   limits.session_cap = config.session_cap;

@@ -26,8 +26,9 @@ struct MachineFacts {
 // max_bytes not set: half of the smaller of the machine's memory and the cgroup's limit, so that
 // what is not the cache (workers, page cache) has the other half. Huge pages: where wanted and the
 // kernel's mode lets a mapping have them.
-// Errors: configuration_error where huge pages are required and cannot be had, or max_bytes is not
-// set and the machine's memory is not known.
+// Errors: configuration_error naming the key, where huge pages are required and cannot be had,
+// max_bytes is not set and the machine's memory is not known, max_bytes is more than machine and
+// cgroup have, the reserve is all of it, or one owner would have more than all together.
 [[nodiscard]] std::expected<core::Limits, Error> effective_limits(const Config& config,
                                                                   const MachineFacts& facts);
 

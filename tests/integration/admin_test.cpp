@@ -81,11 +81,7 @@ TEST_F(Admin, LookingChangesNothing) {
   EXPECT_EQ(get("/status").at("shards"), before);
 }
 
-<<<<<<< HEAD
 // FR-134: whatever a client calls its sessions, every page can be parsed.
-=======
-// FR-134: no name that a client chooses makes a page unreadable.
->>>>>>> hostile
 TEST_F(Admin, SessionsOfAnyBytesLeaveEveryPageReadable) {
   RawClient client = attached();
   const std::vector<std::string> ids{

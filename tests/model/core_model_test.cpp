@@ -64,6 +64,7 @@ Setting four_chunks_an_extent() {
 
 class CoreModel : public ::testing::TestWithParam<Setting (*)()> {};
 
+// FR-017: what is in the index, who owns which chunk and what is pinned never part company.
 TEST_P(CoreModel, AgreesWithTheReferenceAfterEveryOperation) {
   const std::uint64_t seed = from_environment(
       "HOTKV_SEED",

@@ -160,11 +160,7 @@ TEST_F(ConfigTest, AFolderInPlaceOfTheFileIsRefusedByName) {
   EXPECT_THAT(parsed.error().message(), HasSubstr(folder_.string()));
 }
 
-<<<<<<< HEAD
 // FR-137: a typo is refused with file, line, key and what was meant.
-=======
-// FR-137: a typo is an error that names the line and the nearest key.
->>>>>>> hostile
 TEST_F(ConfigTest, EveryKeyWithOneLetterChangedIsRefusedWithLineAndNearestKey) {
   for (const ConfigKey& key : config_keys()) {
     const std::string name(key.name);
@@ -264,6 +260,7 @@ TEST_F(ConfigTest, ASocketPathMayHave107BytesAndIsRefusedWithItsLengthAt108) {
               AllOf(HasSubstr("108 bytes"), HasSubstr("at most 107")));
 }
 
+// FR-037: limits that contradict one another are refused by name; equal ones are not.
 TEST_F(ConfigTest, ContradictionsNameBothKeysAndWhereTheyWereSet) {
   const std::string path = write("max_bytes = \"1G\"\n");
   EXPECT_THAT(refusal({"--config", path, "--max-bytes-per-owner", "2G"}),
@@ -344,11 +341,7 @@ TEST_F(ConfigTest, TheShippedUnitHasRoomForTheDefaults) {
   EXPECT_THAT(read_shipped_file("hotkvd.service"), Not(HasSubstr("\nMemoryMax=")));
 }
 
-<<<<<<< HEAD
 // FR-140: a refusal to start is at most two lines.
-=======
-// FR-140: every start-up refusal of the configuration is short.
->>>>>>> hostile
 TEST_F(ConfigTest, NoRefusalIsLongerThanTwoLines) {
   for (const std::string& message :
        {refusal({"--max-bytes", std::string(5000, 'x')}), refusal({"--socket"}),

@@ -256,6 +256,7 @@ TEST_F(Core, AFailedOpenLeavesNoGhostAndARetryWorks) {
   EXPECT_TRUE(worker.resolve("s15", 1, 64).error().is(MissReason::evicted_lru));
 }
 
+// FR-031: and one that asks for more than there can be changes nothing.
 TEST_F(Core, AFailedAppendChangesNothing) {
   ASSERT_TRUE(worker.open("a", 1));
   ASSERT_TRUE(worker.append("a", 1, 30));

@@ -32,11 +32,11 @@ TEST(EffectiveLimits, ABudgetThatTheMachineOrItsCgroupCannotHoldIsRefused) {
   EXPECT_EQ(effective_limits(config, {.memory_bytes = 5 * kGiB})->max_bytes, 5 * kGiB);
   EXPECT_EQ(effective_limits(config, {})->max_bytes, 5 * kGiB);
   EXPECT_EQ(effective_limits(config, {.memory_bytes = 4 * kGiB}).error().message(),
-            "configure max_bytes: configuration-error: 5G is more than the 4G of this machine");
+            "configure max_bytes: configuration-error: 5G, but this machine has 4G");
   EXPECT_EQ(effective_limits(config, {.memory_bytes = 8 * kGiB, .cgroup_limit_bytes = 2 * kGiB})
                 .error()
                 .message(),
-            "configure max_bytes: configuration-error: 5G is more than the 2G of its cgroup");
+            "configure max_bytes: configuration-error: 5G, but its cgroup has 2G");
 }
 
 TEST(EffectiveLimits, HugePagesFollowTheKernelsMode) {
@@ -57,6 +57,24 @@ TEST(EffectiveLimits, HugePagesFollowTheKernelsMode) {
     ASSERT_FALSE(refused.has_value()) << mode;
     EXPECT_EQ(refused.error().code, ErrorCode::configuration_error);
   }
+}
+
+// FR-037: a budget that the machine decides can contradict a setting, too; equal is no
+// contradiction.
+TEST(EffectiveLimits, SettingsThatCannotHoldOnThisMachineAreRefusedByName) {
+  Config config;
+  config.max_bytes_per_owner = 4 * kGiB;
+  EXPECT_TRUE(effective_limits(config, {.memory_bytes = 8 * kGiB}).has_value());
+  const auto crossed = effective_limits(config, {.memory_bytes = 8 * kGiB - 2});
+  ASSERT_FALSE(crossed.has_value());
+  EXPECT_EQ(crossed.error().code, ErrorCode::configuration_error);
+  EXPECT_EQ(crossed.error().object, "max_bytes_per_owner");
+  config = {};
+  config.memory_reserve_bytes = 8 * kGiB;
+  EXPECT_TRUE(effective_limits(config, {.memory_bytes = 8 * kGiB + 1}).has_value());
+  const auto nothing_left = effective_limits(config, {.memory_bytes = 8 * kGiB});
+  ASSERT_FALSE(nothing_left.has_value());
+  EXPECT_EQ(nothing_left.error().object, "memory_reserve");
 }
 
 TEST(EffectiveLimits, WhatIsOffInTheConfigurationIsZeroForTheCore) {
