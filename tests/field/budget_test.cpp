@@ -78,6 +78,7 @@ TEST_F(Budget, EvictionBesideDeafClientsTakesWhatTheBytesDemandAndNoMore) {
     writer.drop(name);
   }
   EXPECT_EQ(evicted(), kOver);
+  EXPECT_EQ(shard_number("/account/used_bytes"), kChunks * kChunkBytes);
   EXPECT_LE(private_bytes(), before + 50 * 4 * protocol::kFrameBytesMax + 4 * kMiB);
 }
 

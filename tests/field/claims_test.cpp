@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "shared/layout.hpp"
 #include "tests/support/raw_client.hpp"
 #include "tests/support/small_daemon.hpp"
 
@@ -142,6 +143,40 @@ TEST_F(Claims, WorkersKilledBeforeTheyPublishBookNothing) {
   const auto view = keeper.client().get(session_id("s"), Epoch{1});
   ASSERT_TRUE(view.has_value());
   EXPECT_EQ(wrong_bytes(worker_recipe(), "s", 1, *view), 0U);
+}
+
+// FR-005: of a batch that runs out of pins half way, nothing is held but what it has returned.
+TEST_F(Claims, ABatchThatFailsHalfWayHoldsWhatItReturnedAndNoMore) {
+  constexpr std::uint32_t kBatch = 16;
+  constexpr std::uint32_t kLeft = 7;
+  KvWorker worker(daemon_.control_path());
+  std::vector<AppendRequest> requests;
+  for (std::uint32_t i = 0; i < kBatch; ++i) {
+    const std::string name = "s" + std::to_string(i);
+    ASSERT_TRUE(worker.open(name, 1));
+    ASSERT_TRUE(worker.append(name, 1));
+    requests.push_back({&worker.context(name), TokenCount{1}});
+  }
+  std::vector<View> views;
+  while (views.size() < kPinsPerPage - kLeft) {
+    auto view = worker.client().get(session_id("s15"), Epoch{1});
+    ASSERT_TRUE(view.has_value());
+    views.push_back(std::move(*view));
+  }
+  {
+    const auto writers = worker.client().append(requests);
+    for (std::uint32_t i = 0; i < kBatch; ++i) {
+      EXPECT_EQ(writers.at(i).has_value(), i < kLeft) << i;
+      if (i >= kLeft) {
+        EXPECT_TRUE(writers.at(i).error().is(ErrorCode::too_many_pins)) << i;
+      }
+    }
+    EXPECT_EQ(pinned_contexts(), kLeft + 1);
+  }
+  EXPECT_EQ(pinned_contexts(), 1U);
+  views.clear();
+  EXPECT_EQ(pinned_contexts(), 0U);
+  for (const auto& writer : worker.client().append(requests)) EXPECT_TRUE(writer.has_value());
 }
 
 // What a process has of a daemon: mapped memory files, descriptors, threads.

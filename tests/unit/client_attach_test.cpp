@@ -120,6 +120,7 @@ UniqueFd unsealed_copy(std::uint64_t size_bytes, int source) {
 }
 
 // FR-086: sizes are compared with the files before anything is mapped.
+// FR-007: an attach that fails half way leaves neither a mapping nor a descriptor.
 TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
   const std::vector<BadAnswer> bad = {
       {"twice the size", [](auto&, auto& a) { a.reply.arena_bytes *= 2; },
@@ -168,6 +169,7 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
        ErrorCode::incompatible_recipe},
   };
   const std::size_t descriptors = open_descriptors();
+  const std::size_t arenas = mapped_parts("arena");
   for (const BadAnswer& answer : bad) {
     FakeDaemon daemon;
     daemon.distort_attach([&](auto& attach) { answer.distort(daemon, attach); });
@@ -176,6 +178,7 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
     EXPECT_EQ(client.error().code, answer.code) << answer.what << ": " << client.error().message();
   }
   EXPECT_EQ(open_descriptors(), descriptors);
+  EXPECT_EQ(mapped_parts("arena"), arenas);
 }
 
 TEST(Client, HostileFramesInTheHandshakeAreErrorsAndNeverACrash) {
