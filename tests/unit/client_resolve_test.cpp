@@ -325,6 +325,7 @@ TEST(View, GathersWholeLayersAndNothingIntoTooLittleRoom) {
   EXPECT_EQ(view.gather_keys(5, keys), 0u);
 }
 
+// FR-101: a view is the shared memory itself, never a copy of it.
 TEST(View, IsReadInPlaceAndEmptyForWhatIsNotThere) {
   FakeDaemon daemon;
   daemon.put(kA, Epoch{1}, TokenCount{17});

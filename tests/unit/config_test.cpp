@@ -259,6 +259,7 @@ TEST_F(ConfigTest, ASocketPathMayHave107BytesAndIsRefusedWithItsLengthAt108) {
               AllOf(HasSubstr("108 bytes"), HasSubstr("at most 107")));
 }
 
+// FR-037: limits that contradict each other are refused by both names.
 TEST_F(ConfigTest, ContradictionsNameBothKeysAndWhereTheyWereSet) {
   const std::string path = write("max_bytes = \"1G\"\n");
   EXPECT_THAT(refusal({"--config", path, "--max-bytes-per-owner", "2G"}),
