@@ -77,8 +77,8 @@ std::variant<Position, Refusal, Waiting> Core::append(ClientId client, const Ses
   const auto* refusal = std::get_if<Refusal>(&answer);
   if (refusal == nullptr) {
     ++shard.counters.appends;
-  } else if (!refusal->is_miss()) {
-    shard.counters.count(refusal->error());
+  } else {
+    shard.counters.count(*refusal);
   }
   return answer;
 }
@@ -125,9 +125,7 @@ Outcome<void> Core::release(ClientId client, const SessionId& session, Epoch epo
                             Generation generation) {
   Shard& shard = impl_->shards.at(client.shard);
   const auto slot = shard.find(session, epoch);
-  if (!slot) {
-    return std::unexpected(shard.absence(session, epoch, std::nullopt, impl_->now_ms()));
-  }
+  if (!slot) return impl_->refuse_absent(shard, session, epoch);
   if (generation != Generation{0} && shard.head(*slot).generation != generation) {
     return impl_->refuse(shard, lease_lost("release", session, "it is a newer generation"));
   }
@@ -212,6 +210,13 @@ std::unexpected<Refusal> Core::Impl::refuse(Shard& shard, Error error) {
   return std::unexpected(Refusal(std::move(error)));
 }
 
+std::unexpected<Refusal> Core::Impl::refuse_absent(Shard& shard, const SessionId& session,
+                                                   Epoch epoch) {
+  Refusal refusal(shard.absence(session, epoch, std::nullopt, now_ms()));
+  shard.counters.count(refusal);
+  return std::unexpected(std::move(refusal));
+}
+
 std::unexpected<Refusal> Core::Impl::refuse_exhausted(const char* operation, Shard& shard,
                                                       SlotIndex slot) {
   return refuse(shard, {ErrorCode::generations_exhausted, operation,
@@ -238,7 +243,7 @@ Outcome<SlotIndex> Core::Impl::held_slot(const char* operation, Shard& shard, Pa
                                          const SessionId& session, Epoch epoch,
                                          Generation generation) {
   const auto slot = shard.find(session, epoch);
-  if (!slot) return std::unexpected(shard.absence(session, epoch, std::nullopt, now_ms()));
+  if (!slot) return refuse_absent(shard, session, epoch);
   if (shard.holder(*slot) != page) {
     return refuse(shard, lease_lost(operation, session, "another worker holds it, or nobody"));
   }

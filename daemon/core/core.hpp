@@ -121,11 +121,16 @@ struct Counters {
   std::uint64_t refusals[kErrorCodes] = {};  // operations answered with an error, by its code
   std::uint64_t ended[10] = {};              // contexts ended, by MissReason
   std::uint64_t misses[10] = {};             // misses explained, by MissReason
+  std::uint64_t operations_missed[10] = {};  // other operations on contexts that are not there
   std::uint64_t hits_explained = 0;          // EXPLAINs that found the context there
   std::uint64_t forgotten_early = 0;         // tombstones dropped before tombstone_ttl
   std::uint64_t evictions_in_vain = 0;       // searches for victims that found too little
 
   void count(const Error& error) { ++refusals[static_cast<std::size_t>(error.code)]; }
+  void count(const Refusal& refusal) {
+    if (!refusal.is_miss()) return count(refusal.error());
+    ++operations_missed[static_cast<std::size_t>(refusal.miss().reason)];
+  }
 };
 
 // Bytes of provisioned extents: used + kept + free + in_transit = provisioned, always.

@@ -25,6 +25,9 @@ class Core::Impl {
   [[nodiscard]] static std::string describe(const Shard& shard);
   // Counts a refusal.
   [[nodiscard]] std::unexpected<Refusal> refuse(Shard& shard, Error error);
+  // Counts a miss of an operation, and says what became of the context.
+  [[nodiscard]] std::unexpected<Refusal> refuse_absent(Shard& shard, const SessionId& session,
+                                                       Epoch epoch);
   [[nodiscard]] std::unexpected<Refusal> refuse_exhausted(const char* operation, Shard& shard,
                                                           SlotIndex slot);
   [[nodiscard]] std::unexpected<Refusal> refuse_collision(Shard& shard, const SessionId& session);

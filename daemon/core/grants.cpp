@@ -247,7 +247,7 @@ void Grants::order_done(std::uint64_t order_id, const std::expected<void, Error>
   std::ranges::sort(order.booked, std::ranges::greater{});
   for (const Waiter& waiter : order.waiters) {
     auto outcome = finish(shard, waiter, order.booked, result);
-    if (!outcome && !outcome.error().is_miss()) shard.counters.count(outcome.error().error());
+    if (!outcome) shard.counters.count(outcome.error());
     finished_.push_back({waiter.ticket, std::move(outcome)});
   }
   for (const ChunkIndex chunk : order.booked) shard.chunks.give_back(chunk);

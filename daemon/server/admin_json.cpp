@@ -74,6 +74,7 @@ Json counters_json(const core::Counters& counters) {
           {"refusals", by_error_code(counters.refusals)},
           {"contexts_ended", by_miss_reason(counters.ended)},
           {"misses", by_miss_reason(counters.misses)},
+          {"operations_missed", by_miss_reason(counters.operations_missed)},
           {"hits_explained", counters.hits_explained},
           {"tombstones_forgotten_early", counters.forgotten_early},
           {"evictions_in_vain", counters.evictions_in_vain}};

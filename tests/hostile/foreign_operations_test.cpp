@@ -107,6 +107,7 @@ TEST_F(ForeignOperations, ASecondCloseAndASecondReleaseChangeNothing) {
   }
   const auto shard = shard_status(daemon_, "model-a");
   EXPECT_EQ(shard.at("counters").at("releases"), 1);
+  EXPECT_EQ(shard.at("counters").at("operations_missed").at("released"), 6);
   EXPECT_EQ(shard.at("counters").at("contexts_ended").at("released"), 1);
   EXPECT_EQ(shard.at("account").at("used_bytes"), 0) << shard;
 }
