@@ -122,13 +122,14 @@ Outcome<void> Core::close(ClientId client, const SessionId& session, Epoch epoch
 }
 
 Outcome<void> Core::release(ClientId client, const SessionId& session, Epoch epoch,
-                            Generation generation) {
+                            Generation generation, SlotIndex slot_of_generation) {
   Shard& shard = impl_->shards.at(client.shard);
   const auto slot = shard.find(session, epoch);
   if (!slot) {
     return std::unexpected(shard.absence(session, epoch, std::nullopt, impl_->now_ms()));
   }
-  if (generation != Generation{0} && shard.head(*slot).generation != generation) {
+  if (generation != Generation{0} &&
+      (*slot != slot_of_generation || shard.head(*slot).generation != generation)) {
     return impl_->refuse(shard, lease_lost("release", session, "it is a newer generation"));
   }
   shard.retire(*slot, MissReason::released, impl_->now_ms());

@@ -142,10 +142,11 @@ void Dispatcher::close(Conversation& conversation, const Request& request) {
 }
 
 void Dispatcher::release(Conversation& conversation, const Request& request) {
-  run<protocol::ReleaseOperation>(
-      conversation, request, [&](core::ClientId client, const ReleaseArguments& release) {
-        return core_.release(client, release.session, release.epoch, release.generation);
-      });
+  run<protocol::ReleaseOperation>(conversation, request,
+                                  [&](core::ClientId client, const ReleaseArguments& release) {
+                                    return core_.release(client, release.session, release.epoch,
+                                                         release.generation, release.slot);
+                                  });
 }
 
 void Dispatcher::explain(Conversation& conversation, const Request& request) {
