@@ -4,6 +4,7 @@
 #include <string>
 
 #include "daemon/core/core_impl.hpp"
+#include "daemon/core/pid_text.hpp"
 
 namespace hotkv::core {
 
@@ -263,7 +264,7 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
     if (shard.pages.is_connected(*holder)) {
       return refuse(shard, {ErrorCode::session_busy, "open", session_name(shard.session(slot)),
                             "held by the client of page " + std::to_string(holder->value()) +
-                                ", pid " + std::to_string(shard.pages.pid(*holder))});
+                                ", pid " + pid_text(shard.pages.pid(*holder))});
     }
     // It lives but hung up, and may be writing at this moment: a new generation cuts it off.
     if (!shard.has_generations_left(slot)) return refuse_exhausted("open", shard, slot);
