@@ -81,6 +81,7 @@ TEST_F(Admin, LookingChangesNothing) {
   EXPECT_EQ(get("/status").at("shards"), before);
 }
 
+// FR-082: ids are shown escaped.
 TEST_F(Admin, SessionsOfAnyBytesLeaveEveryPageReadable) {
   RawClient client = attached();
   const std::vector<std::string> ids{
@@ -181,6 +182,7 @@ TEST_F(Admin, CtlWhyTellsByItsExitCodeWhetherASessionLives) {
   EXPECT_EQ(Json::parse(ctl({"why", "--json", "a/b c"}).out).at("session"), "a/b c");
 }
 
+// FR-082: the tool refuses an id that is too long before it asks anybody.
 TEST_F(Admin, CtlTellsUsageFromAnUnreachableDaemon) {
   EXPECT_EQ(ctl({}).exit_code, 2);
   EXPECT_EQ(ctl({"evict-all"}).exit_code, 2);

@@ -118,6 +118,8 @@ UniqueFd unsealed_copy(std::uint64_t size_bytes, int source) {
   return fd;
 }
 
+// FR-086: what the daemon declares is compared with the files and with itself before anything is
+// used.
 TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
   const std::vector<BadAnswer> bad = {
       {"twice the size", [](auto&, auto& a) { a.reply.arena_bytes *= 2; },
@@ -125,6 +127,14 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
       {"no size", [](auto&, auto& a) { a.reply.tables_bytes = 0; }, ErrorCode::shard_damaged},
       {"no page multiple", [](auto&, auto& a) { ++a.reply.pages_bytes; }, ErrorCode::shard_damaged},
       {"a huge size", [](auto&, auto& a) { a.reply.arena_bytes = ~std::uint64_t{0}; },
+       ErrorCode::shard_damaged},
+      {"more than an address space", [](auto&, auto& a) { a.reply.arena_bytes = 1ULL << 48; },
+       ErrorCode::shard_damaged},
+      {"sizes that a small file repeats",
+       [](auto& d, auto& a) {
+         a.reply.arena_bytes *= 2;
+         d.header().arena_bytes *= 2;
+       },
        ErrorCode::shard_damaged},
       {"files swapped", [](auto&, auto& a) { std::swap(a.fds[0], a.fds[2]); },
        ErrorCode::shard_damaged},
@@ -155,6 +165,11 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
        ErrorCode::unsupported_version},
       {"more slots than the file holds",
        [](auto& d, auto&) { d.header().capacities.slot_count = 1 << 20; },
+       ErrorCode::shard_damaged},
+      {"more extents than the arena holds",
+       [](auto& d, auto&) { d.header().geometry.extent_count *= 2; }, ErrorCode::shard_damaged},
+      {"chunks whose number wraps with their size",
+       [](auto& d, auto&) { d.header().geometry.extent_bytes = 1ULL << 63; },
        ErrorCode::shard_damaged},
       {"rows that are not the recipe's",
        [](auto& d, auto&) {
@@ -260,6 +275,8 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
+// FR-073: one, two or all three descriptors lost: an error that says so, nothing mapped or leaked,
+// and the next attach works.
 TEST(Client, ADescriptorThatTheKernelDropsIsAnErrorAndTheNextAttachWorks) {
   FakeDaemon daemon;
   const std::size_t descriptors = open_descriptors();
