@@ -189,7 +189,7 @@ TEST_F(ControlListener, ThePathIsNeverSeenWithAWiderMode) {
   });
   for (int round = 0; round < 2000; ++round) {
     const auto listener =
-        open({.mode = 0600, .type = round % 2 == 0 ? SOCK_SEQPACKET : SOCK_STREAM});
+        open({.type = round % 2 == 0 ? SOCK_SEQPACKET : SOCK_STREAM, .mode = 0600});
     ASSERT_TRUE(listener.has_value());
   }
   while (modes_seen == 0) {
