@@ -124,7 +124,7 @@ std::expected<Mapping, Error> Mapping::map(int fd, const MappingOptions& options
         address != nullptr ? MAP_FIXED : 0);
   } catch (const bip::interprocess_exception& failure) {
     if (address != nullptr) ::munmap(address, mapped_size);
-    return std::unexpected(system_error("map", std::string(role), failure.get_native_error()));
+    return std::unexpected(system_error("mmap", std::string(role), failure.get_native_error()));
   } catch (const std::exception& failure) {
     if (address != nullptr) ::munmap(address, mapped_size);
     return std::unexpected(mapping_error(ErrorCode::system_error, role, failure.what()));

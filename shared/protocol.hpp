@@ -117,7 +117,7 @@ struct CloseOperation {
 struct ReleaseOperation {
   ContextName context;
   std::uint32_t generation;  // 0 = whatever it is; else nothing happens to a newer one
-  std::uint32_t reserved;
+  std::uint32_t slot;        // of that generation: another slot's may have the same number
 };
 struct ExplainOperation {
   ContextName context;

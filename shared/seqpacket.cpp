@@ -106,7 +106,7 @@ std::expected<ReceivedFrame, Error> receive(int fd, std::span<std::byte> buffer,
     if (errno == ECONNRESET && !std::exchange(reset_seen, true)) continue;
     if (errno == EAGAIN) return ReceivedFrame{FrameOutcome::would_block, 0};
     if (is_hang_up(errno)) return ReceivedFrame{FrameOutcome::closed, 0};
-    return std::unexpected(system_error("receive", "frame"));
+    return std::unexpected(system_error("recvmsg", "frame"));
   }
 
   if (received != nullptr) {
@@ -219,7 +219,7 @@ std::expected<FrameOutcome, Error> send_frame(int fd, std::span<const std::byte>
     if (errno == EINTR) continue;
     if (errno == EAGAIN) return FrameOutcome::would_block;
     if (is_hang_up(errno)) return FrameOutcome::closed;
-    Error error = system_error("send", "frame");
+    Error error = system_error("sendmsg", "frame");
     if (error.os_errno == EMSGSIZE) error.code = ErrorCode::invalid_argument;
     return std::unexpected(std::move(error));
   }

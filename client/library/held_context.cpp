@@ -165,7 +165,7 @@ std::expected<void, Refusal> HeldContext::close() {
 std::expected<void, Refusal> HeldContext::release() {
   if (auto usable = check_usable("release"); !usable) return std::unexpected(usable.error());
   const protocol::ReleaseOperation operation{encode_name(session(), epoch()),
-                                             position_.generation.value(), 0};
+                                             position_.generation.value(), position_.slot.value()};
   const auto answers = ask(attachment_->connection(), protocol::Type::release,
                            std::span(&operation, 1), attachment_->deadline_from_now());
   if (!answers[0]) return std::unexpected(about(answers[0].error(), "release"));

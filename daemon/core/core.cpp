@@ -4,6 +4,7 @@
 #include <string>
 
 #include "daemon/core/core_impl.hpp"
+#include "daemon/core/pid_text.hpp"
 
 namespace hotkv::core {
 
@@ -122,11 +123,12 @@ Outcome<void> Core::close(ClientId client, const SessionId& session, Epoch epoch
 }
 
 Outcome<void> Core::release(ClientId client, const SessionId& session, Epoch epoch,
-                            Generation generation) {
+                            Generation generation, SlotIndex slot_of_generation) {
   Shard& shard = impl_->shards.at(client.shard);
   const auto slot = shard.find(session, epoch);
   if (!slot) return impl_->refuse_absent(shard, session, epoch);
-  if (generation != Generation{0} && shard.head(*slot).generation != generation) {
+  if (generation != Generation{0} &&
+      (*slot != slot_of_generation || shard.head(*slot).generation != generation)) {
     return impl_->refuse(shard, lease_lost("release", session, "it is a newer generation"));
   }
   shard.retire(*slot, MissReason::released, impl_->now_ms());
@@ -265,10 +267,9 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
   }
   if (holder && *holder != page) {
     if (shard.pages.is_connected(*holder)) {
-      const std::uint32_t pid = shard.pages.pid(*holder);  // 0: not one of this pid namespace
       return refuse(shard, {ErrorCode::session_busy, "open", session_name(shard.session(slot)),
                             "held by the client of page " + std::to_string(holder->value()) +
-                                ", pid " + (pid == 0 ? "unknown" : std::to_string(pid))});
+                                ", pid " + pid_text(shard.pages.pid(*holder))});
     }
     // It lives but hung up, and may be writing at this moment: a new generation cuts it off.
     if (!shard.has_generations_left(slot)) return refuse_exhausted("open", shard, slot);

@@ -248,9 +248,10 @@ class Core {
                                            Generation generation, TokenCount from, TokenCount to);
   [[nodiscard]] Outcome<void> close(ClientId client, const SessionId& session, Epoch epoch,
                                     Generation generation);
-  // Generation{0}: whatever it is.
+  // Generation{0}: whatever it is. Else it must stand at that generation of that slot: a name that
+  // was released and opened again may be in another one, whose generations are its own.
   [[nodiscard]] Outcome<void> release(ClientId client, const SessionId& session, Epoch epoch,
-                                      Generation generation);
+                                      Generation generation, SlotIndex slot_of_generation);
   // Why a resolve missed; a Position where it is there after all. Counted as a miss.
   [[nodiscard]] Outcome<Position> explain(ClientId client, const SessionId& session, Epoch epoch,
                                           const Fingerprint& fingerprint, TokenCount expected,

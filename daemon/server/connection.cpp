@@ -5,6 +5,7 @@
 #include <boost/asio/post.hpp>
 #include <string>
 
+#include "daemon/core/pid_text.hpp"
 #include "shared/seqpacket.hpp"
 
 namespace hotkv::server {
@@ -84,7 +85,7 @@ void Connection::send(OutgoingFrame frame) {
   if (!is_open_ || ending_) return;
   if (output_.size() >= kOutputFramesMax || output_bytes_ + frame.bytes.size() > kOutputBytesMax) {
     log_.warn("client-not-reading", "uid=" + std::to_string(conversation_.peer.uid) +
-                                        " pid=" + std::to_string(conversation_.peer.pid));
+                                        " pid=" + core::pid_text(conversation_.peer.pid));
     return close_soon(DisconnectReason::not_reading);
   }
   output_bytes_ += frame.bytes.size();

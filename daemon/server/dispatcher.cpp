@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#include "daemon/core/pid_text.hpp"
+
 namespace hotkv::server {
 namespace {
 
@@ -142,10 +144,11 @@ void Dispatcher::close(Conversation& conversation, const Request& request) {
 }
 
 void Dispatcher::release(Conversation& conversation, const Request& request) {
-  run<protocol::ReleaseOperation>(
-      conversation, request, [&](core::ClientId client, const ReleaseArguments& release) {
-        return core_.release(client, release.session, release.epoch, release.generation);
-      });
+  run<protocol::ReleaseOperation>(conversation, request,
+                                  [&](core::ClientId client, const ReleaseArguments& release) {
+                                    return core_.release(client, release.session, release.epoch,
+                                                         release.generation, release.slot);
+                                  });
 }
 
 void Dispatcher::explain(Conversation& conversation, const Request& request) {
@@ -191,7 +194,7 @@ void Dispatcher::refuse(Conversation& conversation, const Request& request, Erro
 void Dispatcher::refuse(Conversation& conversation, const FrameRefusal& refusal) {
   counters_.count_refused_frame(refusal.error.code);
   log_.warn(to_string(refusal.error.code), "uid=" + std::to_string(conversation.peer.uid) +
-                                               " pid=" + std::to_string(conversation.peer.pid) +
+                                               " pid=" + core::pid_text(conversation.peer.pid) +
                                                " frame_type=" + std::to_string(refusal.type) +
                                                " cause=\"" + escape_bytes(refusal.error.message()) +
                                                "\"");
@@ -232,7 +235,7 @@ void Dispatcher::settle() {
   for (const core::ShardId shard : core_.take_dropped_shards()) files_.drop(shard);
   for (const core::ClientId client : core_.take_gone_clients()) {
     if (const auto found = attached_.find(client); found != attached_.end()) {
-      log_.warn("client-gone", "pid=" + std::to_string(found->second->peer.pid) +
+      log_.warn("client-gone", "pid=" + core::pid_text(found->second->peer.pid) +
                                    " cause=\"its mapping is gone, its socket is held open\"");
       found->second->hang_up();
     }

@@ -204,9 +204,10 @@ std::expected<CloseArguments, Error> decode(const protocol::CloseOperation& untr
 }
 
 std::expected<ReleaseArguments, Error> decode(const protocol::ReleaseOperation& untrusted) {
-  auto name = decode_name(untrusted.context, untrusted.reserved);
+  auto name = decode_name(untrusted.context);
   if (!name) return std::unexpected(std::move(name.error()));
-  return ReleaseArguments{name->session, name->epoch, Generation{untrusted.generation}};
+  return ReleaseArguments{name->session, name->epoch, Generation{untrusted.generation},
+                          SlotIndex{untrusted.slot}};
 }
 
 std::expected<ExplainArguments, Error> decode(const protocol::ExplainOperation& untrusted) {

@@ -77,6 +77,7 @@ struct ReleaseArguments {
   SessionId session;
   Epoch epoch;
   Generation generation;
+  SlotIndex slot;
 };
 struct ExplainArguments {
   SessionId session;

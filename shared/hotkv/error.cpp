@@ -72,7 +72,10 @@ std::string Error::message() const {
 
 Error system_error(std::string operation, std::string object, int os_errno) {
   const int number = os_errno < 0 ? errno : os_errno;
-  return Error{ErrorCode::system_error, std::move(operation), std::move(object), {}, number};
+  // What a sandbox says to a call that it does not allow; nothing else tells that it is one.
+  std::string cause = number == EPERM ? "a security policy may forbid the call" : "";
+  return Error{ErrorCode::system_error, std::move(operation), std::move(object), std::move(cause),
+               number};
 }
 
 }  // namespace hotkv

@@ -76,7 +76,7 @@ constexpr Place kPlaces[] = {
     {"sizeof(CloseOperation)", sizeof(CloseOperation), 152},
     {"ReleaseOperation.context", offsetof(ReleaseOperation, context), 0},
     {"ReleaseOperation.generation", offsetof(ReleaseOperation, generation), 144},
-    {"ReleaseOperation.reserved", offsetof(ReleaseOperation, reserved), 148},
+    {"ReleaseOperation.slot", offsetof(ReleaseOperation, slot), 148},
     {"sizeof(ReleaseOperation)", sizeof(ReleaseOperation), 152},
     {"ExplainOperation.context", offsetof(ExplainOperation, context), 0},
     {"ExplainOperation.fingerprint", offsetof(ExplainOperation, fingerprint), 144},
@@ -320,6 +320,7 @@ TEST(ProtocolGolden, ReleaseOperation) {
   ReleaseOperation record{};
   record.context = filled_context_name();
   record.generation = 0x5f5e'5d5c;
+  record.slot = 0x6362'6160;
   EXPECT_EQ(hex_of(record),
             "737475767778797a"                                                  // context.epoch
             "7b7c7d7e"                                                          // context.id_bytes
@@ -329,7 +330,7 @@ TEST(ProtocolGolden, ReleaseOperation) {
             "e8000000000000f8e9000000000000f9ea000000000000faeb000000000000fb"
             "ec000000000000fced000000000000fdee000000000000feef000000000000ff"
             "5c5d5e5f"  // generation
-            "00000000"  // reserved
+            "60616263"  // slot
             )
       << kBumpProtocol;
 }

@@ -82,6 +82,7 @@ TEST_F(Admin, LookingChangesNothing) {
 }
 
 // FR-134: whatever a client calls its sessions, every page can be parsed.
+// FR-082: ids are shown escaped.
 TEST_F(Admin, SessionsOfAnyBytesLeaveEveryPageReadable) {
   RawClient client = attached();
   const std::vector<std::string> ids{
@@ -182,6 +183,7 @@ TEST_F(Admin, CtlWhyTellsByItsExitCodeWhetherASessionLives) {
   EXPECT_EQ(Json::parse(ctl({"why", "--json", "a/b c"}).out).at("session"), "a/b c");
 }
 
+// FR-082: the tool refuses an id that is too long before it asks anybody.
 TEST_F(Admin, CtlTellsUsageFromAnUnreachableDaemon) {
   EXPECT_EQ(ctl({}).exit_code, 2);
   EXPECT_EQ(ctl({"evict-all"}).exit_code, 2);

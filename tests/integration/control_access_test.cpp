@@ -14,14 +14,13 @@
 #include "shared/words.hpp"
 #include "tests/support/daemon_process.hpp"
 #include "tests/support/forked_child.hpp"
+#include "tests/support/other_user.hpp"
 #include "tests/support/raw_client.hpp"
 
 namespace hotkv::testing {
 namespace {
 
 using namespace protocol;
-
-constexpr uid_t kStranger = 12345;
 
 bool is_done(const OperationResult& result) {
   return result.outcome == static_cast<std::uint32_t>(Outcome::done);
@@ -54,18 +53,9 @@ class ControlAccess : public ::testing::Test {
     return {std::move(client), reply.body_as<AttachReply>(), std::move(reply.descriptors)};
   }
 
-  // A child of another uid, which can reach the socket; nothing where this user cannot make one.
   template <class Body>
   std::optional<int> as_user(uid_t uid, Body body) {
-    if (::geteuid() != 0) return std::nullopt;
-    const std::string path = daemon_.control_path();
-    ::chmod(path.c_str(), 0666);
-    ::chmod(path.substr(0, path.rfind('/')).c_str(), 0755);
-    ForkedChild child([&] {
-      if (::setresgid(uid, uid, uid) != 0 || ::setresuid(uid, uid, uid) != 0) return 99;
-      return body();
-    });
-    return child.exit_code();
+    return testing::as_user(daemon_, uid, body);
   }
 
   DaemonProcess daemon_{{.flags = {"--max-bytes=16M", "--hugepages=off", "--chunk-tokens=16"}}};
@@ -83,6 +73,7 @@ TEST_F(ControlAccess, FilesAreAsLargeAsTheReplySaysAndOfMode0600) {
   }
 }
 
+// FR-085: a reader neither writes nor punches.
 TEST_F(ControlAccess, TablesAreReadOnlyForEverybodyAndTheArenaForReaders) {
   const Attached writer = attach(Access::write);
   const Attached reader = attach(Access::read);
@@ -95,6 +86,7 @@ TEST_F(ControlAccess, TablesAreReadOnlyForEverybodyAndTheArenaForReaders) {
   EXPECT_EQ(::fcntl(writer.arena(), F_GETFL) & O_ACCMODE, O_RDWR);
 }
 
+// FR-085: no client can shrink a file under the daemon.
 TEST_F(ControlAccess, NobodyCanResizeOrSealAFile) {
   const Attached writer = attach(Access::write);
   for (const int fd : {writer.tables(), writer.arena(), writer.pages()}) {
@@ -135,6 +127,7 @@ TEST_F(ControlAccess, AReaderMayExplainAndReleaseButNothingThatWrites) {
   EXPECT_TRUE(is_done(reader.client.release("session", 1)));
 }
 
+// FR-094: to another user the same name is a session that never was.
 TEST_F(ControlAccess, AnotherUserHasShardsOfItsOwn) {
   Attached ours = attach(Access::write);
   ASSERT_TRUE(is_done(ours.client.open("session", 1)));

@@ -33,6 +33,7 @@ std::vector<std::string> sockets_in(const fs::path& folder,
   return more;
 }
 
+// FR-068: a daemon that ends in order takes its sockets with it.
 TEST(DaemonLifecycle, SigtermAndSigintEndItInOrderAndRemoveItsSockets) {
   for (const int signal : {SIGTERM, SIGINT}) {
     DaemonProcess daemon({.flags = kFlags});
@@ -83,6 +84,7 @@ TEST(DaemonLifecycle, SocketsAreBornWithTheirModeWhateverTheUmask) {
   EXPECT_EQ(daemon.stop(), 0);
 }
 
+// FR-068: a daemon that was killed leaves a socket that the next one replaces.
 TEST(DaemonLifecycle, AStaleSocketIsReplaced) {
   const TemporaryDirectory folder;
   DaemonProcess killed({.flags = kFlags, .directory = folder.path()});

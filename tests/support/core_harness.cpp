@@ -227,7 +227,8 @@ core::Outcome<core::Position> CoreClient::truncate(std::string_view session, std
 }
 
 core::Outcome<void> CoreClient::release(std::string_view session, std::uint64_t epoch) {
-  auto outcome = harness_.core->release(client, id(session), Epoch{epoch}, Generation{0});
+  auto outcome =
+      harness_.core->release(client, id(session), Epoch{epoch}, Generation{0}, SlotIndex{0});
   harness_.core->end_message(client.shard);
   return outcome;
 }

@@ -172,8 +172,10 @@ OperationResult FakeShard::explain(const HeldContext& context,
 
 OperationResult FakeShard::release(const SessionId& session,
                                    const protocol::ReleaseOperation& operation, std::string& text) {
-  const Generation now = load_head(slot(contexts_.at(session).slot).head).generation;
-  if (operation.generation != 0 && operation.generation != now.value()) {
+  const SlotIndex place = contexts_.at(session).slot;
+  const Generation now = load_head(slot(place).head).generation;
+  if (operation.generation != 0 &&
+      (operation.generation != now.value() || operation.slot != place.value())) {
     return error_result(ErrorCode::lease_lost, "it is a newer generation", text);
   }
   retire_in_lock(session, MissReason::released);

@@ -129,6 +129,14 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
       {"no page multiple", [](auto&, auto& a) { ++a.reply.pages_bytes; }, ErrorCode::shard_damaged},
       {"a huge size", [](auto&, auto& a) { a.reply.arena_bytes = ~std::uint64_t{0}; },
        ErrorCode::shard_damaged},
+      {"more than an address space", [](auto&, auto& a) { a.reply.arena_bytes = 1ULL << 48; },
+       ErrorCode::shard_damaged},
+      {"sizes that a small file repeats",
+       [](auto& d, auto& a) {
+         a.reply.arena_bytes *= 2;
+         d.header().arena_bytes *= 2;
+       },
+       ErrorCode::shard_damaged},
       {"files swapped", [](auto&, auto& a) { std::swap(a.fds[0], a.fds[2]); },
        ErrorCode::shard_damaged},
       {"two descriptors", [](auto&, auto& a) { a.fds.pop_back(); }, ErrorCode::protocol_error},
@@ -158,6 +166,11 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
        ErrorCode::unsupported_version},
       {"more slots than the file holds",
        [](auto& d, auto&) { d.header().capacities.slot_count = 1 << 20; },
+       ErrorCode::shard_damaged},
+      {"more extents than the arena holds",
+       [](auto& d, auto&) { d.header().geometry.extent_count *= 2; }, ErrorCode::shard_damaged},
+      {"chunks whose number wraps with their size",
+       [](auto& d, auto&) { d.header().geometry.extent_bytes = 1ULL << 63; },
        ErrorCode::shard_damaged},
       {"rows that are not the recipe's",
        [](auto& d, auto&) {
@@ -265,7 +278,8 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
-// FR-073: bytes that come without their descriptors are an error that says so.
+// FR-073: one, two or all three descriptors lost: an error that says so, nothing mapped or leaked,
+// and the next attach works.
 TEST(Client, ADescriptorThatTheKernelDropsIsAnErrorAndTheNextAttachWorks) {
   FakeDaemon daemon;
   const std::size_t descriptors = open_descriptors();

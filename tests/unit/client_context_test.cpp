@@ -58,6 +58,7 @@ TEST(Context, WithinTheGrantNothingIsAsked) {
   EXPECT_EQ(daemon.received(Type::append), 2u) << "it is granted already";
 }
 
+// FR-107: what counts is what was published, not what was granted or written.
 TEST(Context, TokensAreSeenOnlyOncePublishedAndNeverMoreOfThem) {
   FakeDaemon daemon;
   Client client = daemon.attach();

@@ -96,7 +96,7 @@ int use_in_child(Holdings& holdings) {
   return 0;
 }
 
-// FR-076: a child has to attach for itself, and says nothing on its parent's connection.
+// FR-076: a forked child is told to attach for itself, whatever it calls.
 TEST(ForkedChild, IsRefusedEverythingAndHarmsNothingOfItsParents) {
   Holdings holdings;
   testing::ForkedChild child([&] { return use_in_child(holdings); });
@@ -139,6 +139,7 @@ TEST(ForkedChild, InheritsNeitherThePageNorTheConnection) {
   EXPECT_EQ(child.exit_code(), 1) << "the daemon's own";
 }
 
+// FR-076: while the parent goes on asking, none of its bytes mix with the child's.
 TEST(ForkedChild, AForkAmidTrafficOfOtherThreadsLeavesItInert) {
   Holdings holdings;
   std::atomic<bool> stop{false};

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "daemon/core/core.hpp"
@@ -140,6 +143,102 @@ TEST_F(CoreLengths, DraftAndVerifyRoundsNeverDrift) {
     }
   }
   expect_list(list);
+}
+
+// FR-107: of n granted tokens n - 1 are written and published: that is the length, the last granted
+// place is no token of anybody's, and the next append begins there.
+TEST_F(CoreLengths, APlaceThatWasGrantedAndNotWrittenIsNoToken) {
+  for (const std::uint32_t granted : {2u, kPage - 1, kPage, kPage + 1, 2 * kPage}) {
+    SCOPED_TRACE(granted);
+    ASSERT_TRUE(worker.open("s", 1));
+    const auto position = worker.grant("s", 1, granted).value();
+    const auto writer = worker.pin_for_writing(position).value();
+    worker.write("s", 1, writer, 0, granted - 1, 1);
+    expect_list({});
+    ASSERT_TRUE(worker.publish(writer, 0, granted - 1));
+    worker.unpin(writer);
+    std::vector<std::uint32_t> list(granted - 1, 1);
+    expect_list(list);
+    append(list, 3, 2);
+    expect_list(list);
+    ASSERT_TRUE(worker.release("s", 1));
+  }
+}
+
+// FR-109: an append that fails, at once or when its memory does not come, leaves length, generation
+// and every byte of an empty, a filled and a pinned context as they were, and the next one works.
+TEST_F(CoreLengths, AnAppendThatFailsLeavesTheContextAsItWas) {
+  for (const std::uint32_t length : {0u, kPage, kPage + 4}) {
+    for (const bool is_pinned : {false, true}) {
+      SCOPED_TRACE(testing::Message() << length << ' ' << is_pinned);
+      const auto slot = worker.open("s", 1)->slot;
+      std::vector<std::uint32_t> list;
+      if (length > 0) append(list, length, 1);
+      const auto view = worker.resolve("s", 1, length).value();
+      if (!is_pinned) worker.unpin(view);
+      const Generation before = generation(slot);
+      EXPECT_TRUE(worker.grant("s", 1, 65 * kPage).error().is(ErrorCode::budget_exceeded));
+      const auto answer =
+          h.core->append(worker.client, id("s"), Epoch{1}, before, TokenCount{40 * kPage});
+      ASSERT_TRUE(std::holds_alternative<core::Waiting>(answer));
+      const auto orders = h.core->take_memory_orders();
+      ASSERT_FALSE(orders.empty());
+      for (const core::MemoryOrder& order : orders) {
+        const Error failure{ErrorCode::memory_unavailable, "provision", "arena", "none left", 0};
+        h.core->memory_order_done(order.id, std::unexpected(failure), false);
+      }
+      const auto finished = h.core->take_finished_grants();
+      ASSERT_EQ(finished.size(), 1u);
+      EXPECT_TRUE(finished[0].outcome.error().is(ErrorCode::memory_unavailable));
+      EXPECT_EQ(generation(slot), before);
+      expect_list(list);
+      if (is_pinned) {
+        EXPECT_EQ(worker.wrong_bytes("s", 1, view, list), 0u);
+        worker.unpin(view);
+      }
+      append(list, kPage, 2);
+      expect_list(list);
+      ASSERT_TRUE(worker.release("s", 1));
+    }
+  }
+}
+
+// FR-121: nothing is ever moved: while a context's generation stands, its tokens stay in the chunks
+// in which they were first seen.
+TEST_F(CoreLengths, TokensNeverMoveWithinAGeneration) {
+  std::mt19937 random(121);
+  std::map<std::string, CoreView> seen;
+  std::map<std::string, std::uint32_t> lengths;
+  std::uint32_t comparisons = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const std::string name = "s" + std::to_string(random() % 6);
+    const auto tokens = 1 + static_cast<std::uint32_t>(random() % 40);
+    std::uint32_t& length = lengths[name];
+    ASSERT_TRUE(worker.open(name, 1));
+    if (random() % 8 == 0) {
+      ASSERT_TRUE(worker.release(name, 1));
+      length = 0;
+      ASSERT_TRUE(worker.open(name, 1));
+    } else if (random() % 3 == 0) {
+      length /= 2;
+      ASSERT_TRUE(worker.truncate(name, 1, length));
+    } else if (length + tokens <= 8 * kPage) {
+      length += tokens;
+      ASSERT_EQ(worker.append(name, 1, tokens), TokenCount{length});
+    }
+    const auto view = worker.resolve(name, 1, length).value();
+    worker.unpin(view);
+    if (const auto before = seen.find(name); before != seen.end() &&
+                                             before->second.slot == view.slot &&
+                                             before->second.generation == view.generation) {
+      const auto& old_chunks = before->second.chunks;
+      ASSERT_LE(old_chunks.size(), view.chunks.size());
+      ASSERT_TRUE(std::equal(old_chunks.begin(), old_chunks.end(), view.chunks.begin()));
+      comparisons += old_chunks.empty() ? 0 : 1;
+    }
+    seen.insert_or_assign(name, view);
+  }
+  EXPECT_GT(comparisons, 1000u);
 }
 
 TEST_F(CoreLengths, ATruncateToMoreThanThereIsIsRefused) {

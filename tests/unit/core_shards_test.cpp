@@ -135,6 +135,32 @@ TEST(CoreShards, AShardNeverSeesAnotherOnesSessions) {
   EXPECT_TRUE(a.resolve("s", 5, 40).has_value());
 }
 
+// FR-095: names that read alike when they are joined are apart.
+TEST(CoreShards, NamesThatJoinToTheSameTextAreContextsOfTheirOwn) {
+  struct Name {
+    std::uint32_t owner_uid;
+    const char* model;
+    const char* session;
+  };
+  constexpr Name kNames[]{{1, "x", "y/z"},  {1, "x/y", "z"},  {1, "x/y/z", "x"}, {1, "x", "xy/z"},
+                          {11, "x", "y/z"}, {1, "1x", "y/z"}, {1, "xy", "/z"},   {1, "x", "y/z/"}};
+  CoreHarness h;
+  std::vector<CoreClient> clients;
+  std::uint32_t length = 0;
+  for (const Name& name : kNames) {
+    const Recipe recipe = small_recipe({0, 1}, name.model);
+    const auto known = h.core->find_shard({name.owner_uid, name.model, {0, 1}});
+    clients.emplace_back(h, known ? *known : h.add_shard(recipe, name.owner_uid));
+    ASSERT_EQ(clients.back().open(name.session, 1)->length, TokenCount{0});
+    ASSERT_TRUE(clients.back().append(name.session, 1, ++length));
+  }
+  for (std::size_t i = 0; i < std::size(kNames); ++i) {
+    const auto view = clients[i].resolve(kNames[i].session, 1, static_cast<std::uint32_t>(i + 1));
+    ASSERT_TRUE(view.has_value()) << i;
+    EXPECT_EQ(clients[i].wrong_bytes(kNames[i].session, 1, *view), 0u) << i;
+  }
+}
+
 TEST(CoreShards, ATickExpiresOfEachShardAndSparesThePinned) {
   CoreHarness h;
   CoreClient a(h, h.add_shard(model(1), 1));

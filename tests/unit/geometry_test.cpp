@@ -105,6 +105,8 @@ TEST(Geometry, GivenChunkTokensAreTaken) {
   EXPECT_EQ(g.chunk_bytes, 3u * 4096);
 }
 
+// FR-118: all layers of a shard have one row size by their recipe; the spans of all are disjoint
+// and fill the chunk.
 TEST(Geometry, SpansOfAllLayersFillTheChunkWithoutOverlap) {
   RandomShapes shapes;
   for (int round = 0; round < 500; ++round) {
@@ -125,6 +127,7 @@ TEST(Geometry, SpansOfAllLayersFillTheChunkWithoutOverlap) {
   }
 }
 
+// FR-118: up to the last chunk of the arena.
 TEST(Geometry, ChunksAndExtentsNeverOverlapAndStayWithinTheArena) {
   RandomShapes shapes;
   for (int round = 0; round < 200; ++round) {

@@ -87,6 +87,7 @@ TEST_F(Grants, AnAppendWithoutMemoryWaitsForItsOrder) {
 }
 
 // FR-005: whatever the k-th chunk fails on, the account is the one before, and a retry succeeds.
+// FR-109: pages taken on the way are given back, at whichever it fails, and the next try works.
 TEST_F(Grants, AFailureAtAnyChunkUndoesTheWholeAppend) {
   for (std::uint32_t k = 0; k < 16; ++k) {
     for (const Ending ending : {Ending::failed_before_punching, Ending::failed_after_punching}) {

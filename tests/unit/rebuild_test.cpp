@@ -162,6 +162,7 @@ class Rebuild : public ::testing::Test {
   std::mt19937 random{31};
 };
 
+// FR-110: what a restarted daemon says is there can be read.
 TEST_F(Rebuild, AHealthyShardIsAdoptedAsItWas) {
   expect_adoption("");
   EXPECT_EQ(reader.wrong_bytes("c", 3, view, std::vector<std::uint32_t>(38, 1)), 0u);

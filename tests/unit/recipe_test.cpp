@@ -120,6 +120,7 @@ TEST(Recipe, EveryFieldOutOfRangeIsRefusedByName) {
   }
 }
 
+// FR-083: sizes are computed in one place, in which the largest fields do not wrap.
 TEST(Recipe, TheLargestNumbersDoNotOverflow) {
   RecipeFields fields = llama_fields();
   fields.dtype = DType::f32;
@@ -131,6 +132,7 @@ TEST(Recipe, TheLargestNumbersDoNotOverflow) {
   EXPECT_EQ(made(fields).bytes_per_token(), std::uint64_t{1} << 43);
 }
 
+// FR-119: every field is part of the identity and named where it differs.
 TEST(Recipe, EveryDifferenceIsNamedWithExpectedAndActual) {
   const Recipe expected = made(llama_fields());
   const Change changes[] = {
@@ -164,6 +166,7 @@ TEST(Recipe, AnArchitecturesDifferenceIsNamed) {
   EXPECT_NE(*mistral, *llama);
 }
 
+// FR-095: the fields that are hashed together are told apart whatever is in them.
 TEST(Recipe, AModelIdCannotForgeAnotherLineOfTheCanonicalText) {
   RecipeFields fields = llama_fields();
   fields.model_id = "m\ndtype=f32";

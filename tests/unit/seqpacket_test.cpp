@@ -70,6 +70,7 @@ class SeqpacketListener : public ::testing::Test {
   std::string directory_;
 };
 
+// FR-070: one function makes every address of daemon, library and tool, and cuts none.
 TEST(SocketAddress, TakesPathsUpToTheLimitAndNamesTheLengthBeyond) {
   EXPECT_TRUE(socket_address(std::string(106, 'a')).has_value());
   EXPECT_TRUE(socket_address(std::string(107, 'a')).has_value());
@@ -82,6 +83,7 @@ TEST(SocketAddress, TakesPathsUpToTheLimitAndNamesTheLengthBeyond) {
   }
 }
 
+// FR-070: no abstract name, and no path that a zero byte would cut.
 TEST(SocketAddress, RefusesEmptyAndAbstractAndSplitPaths) {
   using namespace std::string_view_literals;
   for (const std::string_view path : {""sv, "\0name"sv, "/run/a\0b"sv}) {
@@ -129,6 +131,7 @@ TEST_F(SeqpacketListener, AFullQueueIsWaitedForUntilTheDeadline) {
   EXPECT_EQ(late.error().code, ErrorCode::deadline_exceeded);
 }
 
+// FR-077: a short queue is waited for, not an error.
 TEST_F(SeqpacketListener, ManyClientsGetThroughAShortQueue) {
   const std::string path = directory_ + "/s";
   const UniqueFd listener = listen_on(path, 1);
@@ -226,6 +229,7 @@ TEST(Seqpacket, DescriptorsArriveInOrderAndCloseOnExec) {
   }
 }
 
+// FR-073, FR-074: the daemon receives none at all, so it can lose none and keep none.
 TEST(Seqpacket, DescriptorsSentToTheDaemonTakeNoNumberThere) {
   auto [a, b] = make_pair_of_sockets();
   const std::size_t before = open_fd_count();
@@ -238,6 +242,7 @@ TEST(Seqpacket, DescriptorsSentToTheDaemonTakeNoNumberThere) {
   EXPECT_EQ(open_fd_count(), before);
 }
 
+// FR-074: those beyond the expected ones are closed, not forgotten.
 TEST(Seqpacket, MoreDescriptorsThanAFrameMayCarryAreRefusedAndClosed) {
   auto [a, b] = make_pair_of_sockets();
   const std::vector<int> nine(9, 0);
@@ -268,6 +273,7 @@ TEST(Seqpacket, MoreDescriptorsThanAFrameMayCarryAreRefusedAndClosed) {
   EXPECT_EQ(open_fd_count(), before);
 }
 
+// FR-073: the connection outlives the loss.
 TEST(Seqpacket, ADescriptorLostToTheLimitIsAnErrorAndTheConnectionStaysUsable) {
   auto [a, b] = make_pair_of_sockets();
   const std::array<int, 2> fds{0, 0};

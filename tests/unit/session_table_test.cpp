@@ -71,6 +71,7 @@ TEST_F(SessionTable, FindsWhatWasInsertedAndNothingElse) {
   EXPECT_EQ(table.live_count(), 2u);
 }
 
+// FR-095: a hash only says where to look.
 TEST_F(SessionTable, AnEntryWithTheSoughtTagIsStillComparedByItsWholeId) {
   const SlotIndex a = add(id("a"));
   const SessionId sought = id("b");

@@ -197,18 +197,36 @@ TEST_F(Shard, LeaseLostSaysWhoOrWhichGeneration) {
       << old.error().message();
 }
 
+// FR-122: a release means one generation.
 TEST_F(Shard, ReleaseWithAnOldGenerationDoesNothing) {
   const auto opened = worker.open("a", 1).value();
   ASSERT_TRUE(worker.append("a", 1, 20));
   ASSERT_TRUE(worker.truncate("a", 1, 7));
-  const auto refused = h.core->release(worker.client, id("a"), Epoch{1}, opened.generation);
+  const auto refused =
+      h.core->release(worker.client, id("a"), Epoch{1}, opened.generation, opened.slot);
   ASSERT_FALSE(refused.has_value());
   EXPECT_TRUE(refused.error().is(ErrorCode::lease_lost));
   EXPECT_TRUE(worker.resolve("a", 1, 7).has_value());
   EXPECT_EQ(counters().releases, 0u);
   // Any client of the shard may, with the right one.
-  EXPECT_TRUE(
-      h.core->release(reader.client, id("a"), Epoch{1}, Generation{opened.generation.value() + 1}));
+  EXPECT_TRUE(h.core->release(reader.client, id("a"), Epoch{1},
+                              Generation{opened.generation.value() + 1}, opened.slot));
+}
+
+// FR-122: a context is its name, slot and generation: a release of the one that is over never ends
+// the newer one of its name, wherever that one lies.
+TEST_F(Shard, AReleaseOfAnEndedContextSparesItsSuccessorInAnotherSlot) {
+  const auto first = worker.open("s", 1).value();
+  ASSERT_TRUE(worker.release("s", 1));
+  ASSERT_TRUE(worker.open("in its place", 1));
+  const auto second = worker.open("s", 1).value();
+  ASSERT_NE(second.slot, first.slot);
+  ASSERT_EQ(second.generation, first.generation);
+  const auto refused =
+      h.core->release(reader.client, id("s"), Epoch{1}, first.generation, first.slot);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_TRUE(refused.error().is(ErrorCode::lease_lost));
+  EXPECT_TRUE(worker.resolve("s", 1, 0).has_value());
 }
 
 TEST_F(Shard, AfterAnEvictionTheLedgerStillRefusesStaleEpochsAndSaysWhy) {

@@ -26,6 +26,7 @@ TEST(Strong, DistinctThingsDoNotConvertIntoEachOther) {
   EXPECT_EQ(TokenCount{7}, TokenCount{7});
 }
 
+// FR-082: an id of a wrong length is refused where it is made.
 TEST(SessionId, TakesOneTo128BytesAndNoOthers) {
   EXPECT_TRUE(SessionId::from("a").has_value());
   EXPECT_TRUE(SessionId::from(std::string(128, 'a')).has_value());

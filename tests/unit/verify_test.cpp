@@ -146,7 +146,7 @@ TEST_F(Verify, NamesAnIndexEntryOfNoSlot) {
 }
 
 TEST_F(Verify, IsCleanBetweenTheOperationsOfAMessage) {
-  ASSERT_TRUE(h.core->release(worker.client, id("b"), Epoch{3}, Generation{0}));
+  ASSERT_TRUE(h.core->release(worker.client, id("b"), Epoch{3}, Generation{0}, SlotIndex{0}));
   EXPECT_EQ(h.core->verify(), std::nullopt);
   ASSERT_TRUE(
       h.core->open(worker.client, id("c"), Epoch{1}, h.core->recipe_of(shard).fingerprint()));
