@@ -62,39 +62,6 @@ TEST_F(MessageOrders, EveryOrderOfFourMessagesIsAnsweredAsItsStateSays) {
   EXPECT_TRUE(eventually([&] { return shard_status(daemon_, "model-a").at("clients") == 1; }));
 }
 
-// FR-136: what is counted is what was done, once, and nothing of it goes back.
-TEST_F(MessageOrders, AScriptOfKnownNumbersIsCountedExactly) {
-  RawClient client = attached_client(daemon_);
-  for (std::uint64_t round = 1; round <= 5; ++round) {
-    const std::string session = "session-" + std::to_string(round);
-    const std::uint32_t generation = client.open(session, 2).generation;
-    for (int again = 0; again < 2; ++again) (void)client.open(session, 2);
-    for (int again = 0; again < 4; ++again) (void)client.append(session, 2, generation, 20);
-    (void)client.append(session, 2, generation + 1, 20);  // lease-lost
-    (void)client.explain(session, 2, 0);
-    (void)client.explain(session, 2, 9);  // seq-len-mismatch
-    (void)client.explain(session, 1, 0);  // superseded-epoch
-    (void)client.open(session, 3);        // supersedes
-    for (int again = 0; again < 2; ++again) (void)client.release(session, 3);
-    (void)client.explain(session, 3, 0);  // released
-    const auto now = shard_status(daemon_, "model-a").at("counters");
-    EXPECT_EQ(now.at("opens"), 4 * round);
-    EXPECT_EQ(now.at("appends"), 4 * round);
-    EXPECT_EQ(now.at("releases"), round);
-    EXPECT_EQ(now.at("refusals").at("lease-lost"), round);
-    EXPECT_EQ(now.at("hits_explained"), round);
-    EXPECT_EQ(now.at("misses").at("seq-len-mismatch"), round);
-    EXPECT_EQ(now.at("misses").at("superseded-epoch"), round);
-    EXPECT_EQ(now.at("misses").at("released"), round);
-    EXPECT_EQ(now.at("operations_missed").at("released"), round);
-    EXPECT_EQ(now.at("contexts_ended").at("superseded-epoch"), round);
-    EXPECT_EQ(now.at("contexts_ended").at("released"), round);
-  }
-  const auto idle = shard_status(daemon_, "model-a");
-  EXPECT_EQ(idle.at("contexts"), 0);
-  EXPECT_EQ(idle.at("account").at("used_bytes"), 0);
-}
-
 // ---- refusals -----------------------------------------------------------------------------------
 
 class Refusals : public UnderFire {

@@ -232,27 +232,5 @@ TEST(OutOfDescriptors, TheDaemonPausesServesAndRecovers) {
   EXPECT_EQ(daemon.stop(), 0);
 }
 
-// FR-077: workers that all start together, while the daemon does not even run.
-TEST_F(Pressure, ManyWorkersThatStartAtOnceAllGetIn) {
-  constexpr int kProcesses = 24;
-  constexpr int kClientsOfEach = 4;
-  daemon_.signal(SIGSTOP);
-  std::vector<ForkedChild> children;
-  for (int number = 0; number < kProcesses; ++number) {
-    children.emplace_back([&, number] {
-      std::vector<std::unique_ptr<KvWorker>> workers;
-      for (int count = 0; count < kClientsOfEach; ++count) {
-        workers.push_back(std::make_unique<KvWorker>(daemon_.control_path()));
-        const std::string session = std::to_string(number) + "/" + std::to_string(count);
-        if (!workers.back()->open(session, 1)) return 1;
-      }
-      return 0;
-    });
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  daemon_.signal(SIGCONT);
-  for (ForkedChild& child : children) EXPECT_EQ(child.exit_code(), 0);
-}
-
 }  // namespace
 }  // namespace hotkv::testing
