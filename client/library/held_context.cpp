@@ -104,11 +104,13 @@ protocol::AppendOperation HeldContext::append_operation(NeedsGrant grant) const 
 std::expected<std::optional<protocol::TruncateOperation>, Error> HeldContext::try_truncate(
     TokenCount to) const {
   if (auto usable = check_usable("truncate"); !usable) return std::unexpected(usable.error());
+  // Where the generation is over there is no length to compare with: the daemon says what became of
+  // the context.
   const auto now = published();
-  if (to > now.value_or(position_.length)) {
+  if (now && to > *now) {
     return std::unexpected(error(ErrorCode::invalid_argument, "truncate",
                                  "to " + std::to_string(to.value()) + " tokens, there are " +
-                                     std::to_string(length().value())));
+                                     std::to_string(now->value())));
   }
   if (now && *now == to) return std::nullopt;
   return protocol::TruncateOperation{encode_name(session(), epoch()), position_.generation.value(),

@@ -32,7 +32,7 @@ void expect_all_of_it_happened(const json& report) {
   ASSERT_TRUE(report.is_object());
   EXPECT_EQ(report.at("faults"), json::array()) << report.dump(2);
   EXPECT_EQ(report.at("wrong_bytes"), 0);
-  EXPECT_LE(report.at("peak_provisioned_bytes"), report.at("budget_bytes"));
+  EXPECT_LE(report.at("largest_provisioned_bytes"), report.at("budget_bytes"));
   for (const char* happened : {"requests", "tokens_reused", "tokens_prefilled", "tokens_decoded",
                                "tokens_rolled_back", "bytes_checked"}) {
     EXPECT_GT(report.at(happened), 0) << happened << " of " << report.dump(2);
@@ -40,18 +40,32 @@ void expect_all_of_it_happened(const json& report) {
   EXPECT_GT(report.at("contexts_ended").at("evicted-lru"), 0) << report.dump(2);
 }
 
-TEST(Soak, MadeUpTrafficForAMoment) {
-  const testing::TemporaryDirectory folder;
-  const auto trace = folder.path() / "trace.csv";
+std::filesystem::path made_up_trace(const std::filesystem::path& folder) {
+  const auto trace = folder / "trace.csv";
   std::ofstream file(trace);
   file << "TIMESTAMP,ContextTokens,GeneratedTokens\n";
   std::mt19937 random(testing::random_seed());
   for (int i = 0; i < 600; ++i) {
-    file << "2023-11-16 18:15:" << i / 10 % 60 / 10 << i / 10 % 10 << "." << i % 10 << "0,"
+    file << "2023-11-16 18:15:" << i / 100 << i / 10 % 10 << "." << i % 10 << "0,"
          << random() % 1000 << "," << random() % 60 << "\n";
   }
-  file.close();
-  expect_all_of_it_happened(soaked(trace, {"--seconds=3", "--speed=max", "--max-bytes=8M"}));
+  return trace;
+}
+
+TEST(Soak, MadeUpTrafficForAMoment) {
+  const testing::TemporaryDirectory folder;
+  expect_all_of_it_happened(soaked(made_up_trace(folder.path()),
+                                   {"--seconds=3", "--speed=max", "--max-bytes=24M"}));
+}
+
+TEST(Soak, ThatIsRefusedNearlyEverythingFails) {
+  const testing::TemporaryDirectory folder;
+  const auto result = testing::run_program(
+      "hotkv-bench", {"soak", "--trace", made_up_trace(folder.path()).string(), "--seconds=2",
+                      "--speed=max", "--session-cap=1"});
+  EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("most requests were interrupted"));
+  EXPECT_THAT(result.out, HasSubstr("refused: "));
 }
 
 TEST(Soak, HalfAMinuteOfAConversationService) {
@@ -71,17 +85,22 @@ TEST(Soak, RefusesWhatItCannotDo) {
 TEST(SoakReport, NamesEachFault) {
   SoakReport report;
   report.is_sound = true;
+  report.totals.tasks = 3;
+  report.totals.interrupted = 1;
+  report.totals.tokens_decoded = 1;
   report.totals.bytes_checked = 1;
   EXPECT_THAT(report.faults(), ElementsAre());
   report.totals.wrong_bytes = 1;
   report.budget_bytes = 10;
-  report.peak_provisioned_bytes = 11;
+  report.largest_provisioned_bytes = 11;
   report.is_sound = false;
   report.pinned_end = 1;
-  report.descriptors_end = 1;
+  report.descriptors_before = 1;
+  report.descriptors_end = 2;
   report.own_bytes_end = std::uint64_t{1} << 30;
+  report.totals.interrupted = 2;
   report.totals.bytes_checked = 0;
-  EXPECT_EQ(report.faults().size(), 7u);
+  EXPECT_EQ(report.faults().size(), 8u);
 }
 
 TEST(LatencyHistogram, QuantilesAreWithinABucket) {

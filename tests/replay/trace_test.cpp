@@ -64,6 +64,16 @@ TEST_F(TraceFile, WhatIsNoTraceIsRefusedByItsLine) {
   EXPECT_THAT(refusal(""), HasSubstr("there is no request"));
   EXPECT_THAT(refusal("hello\n"), HasSubstr("line 1"));
   EXPECT_THAT(refusal(good + "{\"timestamp\": 0}\n"), HasSubstr("line 2"));
+  for (const char* length : {"-5", "1e12", "99999999999", "1.5", "null"}) {
+    EXPECT_THAT(refusal("{\"timestamp\": 0, \"input_length\": " + std::string(length) +
+                        ", \"output_length\": 1, \"hash_ids\": []}\n"),
+                HasSubstr("input_length"));
+  }
+  for (const char* lengths : {"-5,1", "1,-5", "1,99999999999"}) {
+    EXPECT_THAT(refusal("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 00:00:00.0," +
+                        std::string(lengths) + "\n"),
+                HasSubstr("line 2"));
+  }
   EXPECT_THAT(refusal("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,1,2\n"),
               HasSubstr("line 2"));
   EXPECT_THAT(refusal("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 00:00:00.0,1,2,3\n"),

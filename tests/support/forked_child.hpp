@@ -2,6 +2,7 @@
 // A child process of a test: ended by its pid, never left behind.
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,11 +13,10 @@ namespace hotkv::testing {
 class ForkedChild {
  public:
   // Runs `body` in a forked child; what it returns is the exit code. The child runs no destructors
-  // and no exit handlers of the parent's.
+  // and no exit handlers of the parent's, ends by an exception that it does not catch, and ends
+  // with the thread that made it.
   template <class Body>
-  explicit ForkedChild(Body body) : pid_(::fork()) {
-    if (pid_ == 0) ::_exit(body());
-  }
+  explicit ForkedChild(Body body) : ForkedChild(std::move(body), ::getpid()) {}
   ForkedChild(ForkedChild&& other) noexcept : pid_(std::exchange(other.pid_, -1)) {}
   ForkedChild& operator=(ForkedChild&&) = delete;
   ~ForkedChild() { kill_and_wait(); }
@@ -44,6 +44,14 @@ class ForkedChild {
   }
 
  private:
+  template <class Body>
+  ForkedChild(Body body, pid_t parent) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(126);
+    ::_exit([&]() noexcept -> int { return body(); }());
+  }
+
   pid_t pid_;
 };
 

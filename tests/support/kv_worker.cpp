@@ -1,6 +1,7 @@
 #include "tests/support/kv_worker.hpp"
 
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -106,9 +107,16 @@ Turns::Turns() {
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
   parent_end_ = UniqueFd(ends[0]);
   child_end_ = UniqueFd(ends[1]);
+  // Children that are forked later hold these ends, too, so that not every death shows as an end of
+  // file: no wait is longer than this.
+  const timeval patience{.tv_sec = 20, .tv_usec = 0};
+  for (const int end : ends) {
+    ::setsockopt(end, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  }
 }
 
 void Turns::arrive() const {
+  parent_end_.reset();  // the child's copy, so that the end of the parent shows
   (void)::send(child_end_.get(), "x", 1, MSG_NOSIGNAL);
 }
 

@@ -75,7 +75,7 @@ class Turns {
   void go_on() const;
 
  private:
-  UniqueFd parent_end_;
+  mutable UniqueFd parent_end_;
   mutable UniqueFd child_end_;
 };
 

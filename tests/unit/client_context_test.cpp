@@ -107,6 +107,19 @@ TEST(Context, TruncatesToAnyLengthAndTheReadersOfOldTokensKeepThem) {
   EXPECT_EQ(old.length(), TokenCount{40});
 }
 
+// Of a publish behind the last answer the library knows from memory alone, which has gone with it.
+TEST(Context, ATruncateOfAContextThatEndedSaysHowWhateverLengthWasKnown) {
+  FakeDaemon daemon;
+  Client client = daemon.attach();
+  Context context = *client.open(kA, Epoch{1});
+  append_tokens(context, 3);
+  append_tokens(context, 2);
+  daemon.retire(kA, MissReason::evicted_lru);
+  const auto refused = context.truncate(TokenCount{5});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_TRUE(refused.error().is(MissReason::evicted_lru)) << refused.error().message();
+}
+
 TEST(Context, ATruncateThatMeetsAnotherPublishIsRefused) {
   FakeDaemon daemon;
   Client client = daemon.attach();

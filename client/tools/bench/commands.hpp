@@ -15,7 +15,7 @@ inline constexpr int kExitFailed = 1;  // also: something was wrong with what wa
 inline constexpr int kExitUsage = 2;
 
 struct ReplayFlags {
-  std::string trace, max_bytes = "4G", ttl, speed = "max";
+  std::string trace, max_bytes = "4G", ttl = "off", speed = "max";
   std::uint32_t workers = 4;
   std::uint32_t session_cap = 100000;
   std::size_t requests = 0;  // 0: all

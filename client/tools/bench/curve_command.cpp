@@ -18,7 +18,11 @@ std::expected<void, Error> measure(CurveReport& report, const std::vector<TraceR
                                    const CurveFlags& flags) {
   for (std::uint32_t i = flags.check; i > 0; --i) {
     const std::uint64_t blocks = report.curve.enough_blocks() >> (i - 1);
-    if (blocks < report.curve.largest_prompt()) continue;
+    if (blocks < report.curve.largest_prompt()) {
+      std::fprintf(stderr, "hotkv-bench: no check with 1/%u of it: a prompt would not fit\n",
+                   1U << (i - 1));
+      continue;
+    }
     const auto daemon = PrivateDaemon::start(
         replay_daemon_flags(std::to_string(blocks * replay_block_bytes()), kSessionCapMax));
     if (!daemon) return std::unexpected(daemon.error());

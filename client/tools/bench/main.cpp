@@ -19,7 +19,8 @@ CLI::App* add_replay(CLI::App& app, ReplayFlags& flags) {
   command->add_option("--max-bytes", flags.max_bytes, "hotkvd's budget")->capture_default_str();
   command->add_option("--session-cap", flags.session_cap, "hotkvd's bound on contexts")
       ->capture_default_str();
-  command->add_option("--ttl", flags.ttl, "hotkvd's time to live of idle contexts");
+  command->add_option("--ttl", flags.ttl, "hotkvd's time to live of idle contexts")
+      ->capture_default_str();
   command->add_option("--speed", flags.speed, "max, or seconds of the trace for one of the replay")
       ->capture_default_str();
   command->add_option("--requests", flags.requests, "only the first ones; 0: all");

@@ -99,7 +99,7 @@ std::expected<std::string, Error> PrivateDaemon::status() const {
 }
 
 std::expected<std::string, Error> PrivateDaemon::contexts() const {
-  return body_of(admin_path(), "/contexts");
+  return body_of(admin_path(), "/contexts?limit=10000");
 }
 
 std::expected<std::string, Error> PrivateDaemon::verify() const {

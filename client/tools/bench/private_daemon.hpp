@@ -28,7 +28,7 @@ class PrivateDaemon {
   [[nodiscard]] pid_t pid() const { return pid_; }
   // The body of GET /status. Errors: admin_get's.
   [[nodiscard]] std::expected<std::string, Error> status() const;
-  // The body of GET /contexts.
+  // The body of GET /contexts, up to 10,000 of them.
   [[nodiscard]] std::expected<std::string, Error> contexts() const;
   // The body of GET /verify.
   [[nodiscard]] std::expected<std::string, Error> verify() const;

@@ -88,9 +88,10 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
 }  // namespace
 
 std::vector<std::string> replay_daemon_flags(const std::string& max_bytes,
-                                             std::uint32_t session_cap) {
+                                             std::uint32_t session_cap, const std::string& ttl) {
   return {"--max-bytes=" + max_bytes, "--session-cap=" + std::to_string(session_cap),
-          "--chunk-tokens=" + std::to_string(kTokensPerBlock), "--hugepages=off"};
+          "--default-ttl=" + ttl, "--chunk-tokens=" + std::to_string(kTokensPerBlock),
+          "--hugepages=off"};
 }
 
 std::uint64_t replay_block_bytes() {

@@ -42,9 +42,10 @@ struct ReplayReport {
 };
 
 inline constexpr std::uint32_t kSessionCapMax = 100000;
-// Flags of a daemon for replays: a chunk a block. `max_bytes` as hotkvd takes it.
+// Flags of a daemon for replays: a chunk a block. `max_bytes` and `ttl` as hotkvd takes them.
 [[nodiscard]] std::vector<std::string> replay_daemon_flags(const std::string& max_bytes,
-                                                           std::uint32_t session_cap);
+                                                           std::uint32_t session_cap,
+                                                           const std::string& ttl = "off");
 // What a block of the trace takes in such a daemon.
 [[nodiscard]] std::uint64_t replay_block_bytes();
 // "max" (0), or seconds of the trace for one of the replay. Errors: invalid_argument.

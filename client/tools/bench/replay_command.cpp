@@ -1,6 +1,4 @@
 #include <cstdio>
-#include <optional>
-#include <vector>
 
 #include "client/tools/bench/commands.hpp"
 #include "client/tools/bench/private_daemon.hpp"
@@ -14,9 +12,8 @@ int run_replay(const ReplayFlags& flags) {
   if (!speed) return fail(speed.error());
   const auto trace = read_trace(flags.trace, flags.requests);
   if (!trace) return fail(trace.error());
-  std::vector<std::string> daemon_flags = replay_daemon_flags(flags.max_bytes, flags.session_cap);
-  if (!flags.ttl.empty()) daemon_flags.push_back("--default-ttl=" + flags.ttl);
-  const auto daemon = PrivateDaemon::start(daemon_flags);
+  const auto daemon =
+      PrivateDaemon::start(replay_daemon_flags(flags.max_bytes, flags.session_cap, flags.ttl));
   if (!daemon) return fail(daemon.error());
   const auto report =
       replay(*trace, *daemon,

@@ -7,14 +7,12 @@
 #include <cerrno>
 #include <chrono>
 #include <deque>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "client/tools/bench/daemon_status.hpp"
 #include "client/tools/bench/worker_process.hpp"
-#include "client/tools/text_table.hpp"
 
 namespace hotkv::bench {
 namespace {
@@ -128,35 +126,8 @@ class Worker {
   std::size_t tasks_ = 0;
 };
 
-// ---- the daemon, from outside -------------------------------------------------------------------
-
-std::uint64_t own_bytes_of(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string word; status >> word;) {
-    std::uint64_t kib = 0;
-    if (word == "RssAnon:" && status >> kib) return kib * 1024;
-  }
-  return 0;
-}
-
-std::uint64_t descriptors_now(pid_t pid) {
-  std::error_code failure;
-  const std::filesystem::directory_iterator entries("/proc/" + std::to_string(pid) + "/fd",
-                                                    failure);
-  return failure ? 0 : static_cast<std::uint64_t>(std::distance(begin(entries), end(entries)));
-}
-
-// At rest: the fewest of some looks, since the daemon closes a connection a moment after its
-// client.
-std::uint64_t descriptors_of(pid_t pid) {
-  constexpr int kLooks = 20;
-  std::uint64_t fewest = descriptors_now(pid);
-  for (int i = 1; i < kLooks; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    fewest = std::min(fewest, descriptors_now(pid));
-  }
-  return fewest;
-}
+// ---- the daemon
+// ----------------------------------------------------------------------------------
 
 std::uint64_t sum_over_shards(const json& status, const std::string& place) {
   std::uint64_t sum = 0;
@@ -166,15 +137,36 @@ std::uint64_t sum_over_shards(const json& status, const std::string& place) {
   return sum;
 }
 
-std::expected<void, Error> note_peak(SoakReport& report, const PrivateDaemon& daemon) {
-  const auto status = status_of(daemon);
-  if (!status) return std::unexpected(status.error());
-  report.budget_bytes = status->value("/limits/max_bytes"_json_pointer, std::uint64_t{0});
-  report.peak_provisioned_bytes =
-      std::max(report.peak_provisioned_bytes,
-               status->value("/account/provisioned_bytes"_json_pointer, std::uint64_t{0}));
-  return {};
-}
+// Looks at the daemon ten times a second.
+class Watch {
+ public:
+  Watch(const PrivateDaemon& daemon, const SoakOptions& options, SoakReport& report)
+      : daemon_(daemon), options_(options), report_(report) {}
+
+  std::expected<void, Error> look(double seconds) {
+    const auto tenths = static_cast<std::size_t>(seconds * 10);
+    if (tenths == std::exchange(tenths_seen_, tenths)) return {};
+    const auto status = status_of(daemon_);
+    if (!status) return std::unexpected(status.error());
+    report_.budget_bytes = status->value("/limits/max_bytes"_json_pointer, std::uint64_t{0});
+    report_.largest_provisioned_bytes =
+        std::max(report_.largest_provisioned_bytes,
+                 status->value("/account/provisioned_bytes"_json_pointer, std::uint64_t{0}));
+    if (report_.own_bytes_early == 0 && seconds * 4 >= options_.seconds) {
+      report_.own_bytes_early = own_bytes_of(daemon_);
+    }
+    if (options_.on_progress) {
+      options_.on_progress(std::min<std::size_t>(tenths / 10, options_.seconds));
+    }
+    return {};
+  }
+
+ private:
+  const PrivateDaemon& daemon_;
+  const SoakOptions& options_;
+  SoakReport& report_;
+  std::size_t tenths_seen_ = 0;
+};
 
 // Until the daemon has seen all its clients go, or for two seconds; what it says then.
 std::expected<json, Error> wait_until_alone(const PrivateDaemon& daemon) {
@@ -193,8 +185,8 @@ std::expected<void, Error> note_end(SoakReport& report, const PrivateDaemon& dae
   if (!status) return std::unexpected(status.error());
   report.contexts_ended_lru = sum_over_shards(*status, "/counters/contexts_ended/evicted-lru");
   report.contexts_ended_ttl = sum_over_shards(*status, "/counters/contexts_ended/evicted-ttl");
-  report.own_bytes_end = own_bytes_of(daemon.pid());
-  report.descriptors_end = descriptors_of(daemon.pid());
+  report.own_bytes_end = own_bytes_of(daemon);
+  report.descriptors_end = descriptors_of(daemon);
   const auto contexts = contexts_of(daemon);
   const auto sound = is_sound(daemon);
   if (!contexts) return std::unexpected(contexts.error());
@@ -211,6 +203,39 @@ std::unexpected<Error> worker_ended() {
   return std::unexpected(Error{ErrorCode::system_error, "soak", "a worker", "it ended"});
 }
 
+// Hands out tasks as they arrive, until the time is over and all of them are done.
+std::expected<void, Error> serve(const std::vector<TraceRequest>& trace,
+                                 const PrivateDaemon& daemon, const SoakOptions& options,
+                                 SoakReport& report) {
+  TaskSource source(trace, options.speed);
+  Watch watch(daemon, options, report);
+  std::vector<Worker> workers;
+  for (std::uint32_t i = 0; i < options.workers; ++i) workers.emplace_back(daemon.control_path());
+  const auto begin = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  for (std::size_t turn = 0; seconds() < options.seconds;) {
+    for (Worker& worker : workers) {
+      if (!worker.collect(source)) return worker_ended();
+    }
+    if (auto looked = watch.look(seconds()); !looked) return looked;
+    const bool is_due = source.arrival_s() <= seconds();
+    if (!is_due || std::ranges::none_of(workers, &Worker::has_room)) {
+      report.workers_full_ms += is_due ? 1 : 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      continue;
+    }
+    // To the workers in turn, so that a session moves between processes.
+    while (!workers[turn % workers.size()].has_room()) ++turn;
+    if (!workers[turn++ % workers.size()].give(source.take())) return worker_ended();
+  }
+  for (Worker& worker : workers) worker.end_of_tasks();
+  for (Worker& worker : workers) {
+    if (!worker.finish(report.totals)) return worker_ended();
+  }
+  report.seconds = seconds();
+  return {};
+}
+
 }  // namespace
 
 std::expected<SoakReport, Error> soak(const std::vector<TraceRequest>& trace,
@@ -219,157 +244,12 @@ std::expected<SoakReport, Error> soak(const std::vector<TraceRequest>& trace,
   // Makes the shard, whose files the daemon keeps open; what it opens from here on, it closes.
   if (SoakTotals none; !Worker(daemon.control_path()).finish(none)) return worker_ended();
   if (auto gone = wait_until_alone(daemon); !gone) return std::unexpected(gone.error());
-  report.descriptors_before = descriptors_of(daemon.pid());
-  TaskSource source(trace, options.speed);
-  {
-    std::vector<Worker> workers;
-    for (std::uint32_t i = 0; i < options.workers; ++i) workers.emplace_back(daemon.control_path());
-    const auto begin = Clock::now();
-    const auto seconds = [&] {
-      return std::chrono::duration<double>(Clock::now() - begin).count();
-    };
-    std::size_t seconds_seen = 0;
-    for (std::size_t turn = 0; seconds() < options.seconds;) {
-      for (Worker& worker : workers) {
-        if (!worker.collect(source)) return worker_ended();
-      }
-      if (source.arrival_s() > seconds()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      } else if (const auto free = std::ranges::find_if(workers, &Worker::has_room);
-                 free == workers.end()) {
-        report.workers_full_ms += 1;
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      } else {
-        // To the workers in turn, so that a session moves between processes.
-        while (!workers[turn % workers.size()].has_room()) ++turn;
-        if (!workers[turn++ % workers.size()].give(source.take())) return worker_ended();
-      }
-      if (const auto now = static_cast<std::size_t>(seconds()); now > seconds_seen) {
-        seconds_seen = now;
-        if (auto noted = note_peak(report, daemon); !noted) return std::unexpected(noted.error());
-        if (report.own_bytes_early == 0 && now * 4 >= options.seconds) {
-          report.own_bytes_early = own_bytes_of(daemon.pid());
-        }
-        if (options.on_progress) options.on_progress(std::min<std::size_t>(now, options.seconds));
-      }
-    }
-    for (Worker& worker : workers) worker.end_of_tasks();
-    for (Worker& worker : workers) {
-      if (!worker.finish(report.totals)) return worker_ended();
-    }
-    report.seconds = seconds();
+  report.descriptors_before = descriptors_of(daemon);
+  if (auto served = serve(trace, daemon, options, report); !served) {
+    return std::unexpected(served.error());
   }
   if (auto noted = note_end(report, daemon); !noted) return std::unexpected(noted.error());
   return report;
-}
-
-std::vector<std::string> SoakReport::faults() const {
-  // What an allocator keeps after a peak; a leak of a session in a hundred would be far above it.
-  constexpr std::uint64_t kSlackBytes = std::uint64_t{8} << 20;
-  std::vector<std::string> faults;
-  const auto check = [&](bool holds, const char* fault) {
-    if (!holds) faults.emplace_back(fault);
-  };
-  check(totals.wrong_bytes == 0, "wrong bytes were seen");
-  check(peak_provisioned_bytes <= budget_bytes, "the budget was passed");
-  check(is_sound, "verify found a fault");
-  check(pinned_end == 0, "contexts are pinned though nobody is there");
-  check(descriptors_end <= descriptors_before, "the daemon lost descriptors");
-  check(own_bytes_end <= own_bytes_early + kSlackBytes, "the daemon's own memory grew");
-  check(totals.bytes_checked > 0, "nothing was checked");
-  return faults;
-}
-
-std::string text_of(const SoakReport& report) {
-  const SoakTotals& totals = report.totals;
-  tools::TextTable table({"SOAK", ""});
-  const auto row = [&](std::string name, std::string value) {
-    table.add({std::move(name), std::move(value)});
-  };
-  const auto count = [&](std::string name, std::uint64_t value) {
-    row(std::move(name), std::to_string(value));
-  };
-  const auto micros = [](std::uint64_t ns) { return std::to_string(ns / 1000) + " us"; };
-  const auto quantiles = [&](const LatencyHistogram& times) {
-    return micros(times.quantile_ns(0.5)) + ", " + micros(times.quantile_ns(0.99));
-  };
-  count("seconds", static_cast<std::uint64_t>(report.seconds));
-  count("requests", totals.tasks);
-  count("interrupted", totals.interrupted);
-  count("ms in which all workers were full", report.workers_full_ms);
-  count("tokens reused", totals.tokens_reused);
-  count("tokens prefilled", totals.tokens_prefilled);
-  count("tokens decoded", totals.tokens_decoded);
-  count("tokens rolled back", totals.tokens_rolled_back);
-  for (std::size_t i = 1; i < totals.misses.size(); ++i) {
-    const auto reason = miss_reason_from_number(static_cast<std::uint32_t>(i));
-    if (totals.misses[i] == 0 || !reason) continue;
-    count("misses: " + std::string(to_string(*reason)), totals.misses[i]);
-  }
-  for (std::size_t i = 1; i < kErrorCodes; ++i) {
-    if (totals.refusals[i] == 0) continue;
-    count("refused: " + std::string(to_string(static_cast<ErrorCode>(i))), totals.refusals[i]);
-  }
-  count("contexts ended: evicted-lru", report.contexts_ended_lru);
-  count("contexts ended: evicted-ttl", report.contexts_ended_ttl);
-  row("peak provisioned", tools::human_bytes(report.peak_provisioned_bytes) + " of " +
-                              tools::human_bytes(report.budget_bytes));
-  row("daemon's own memory", tools::human_bytes(report.own_bytes_early) + ", at the end " +
-                                 tools::human_bytes(report.own_bytes_end));
-  count("daemon's descriptors before", report.descriptors_before);
-  count("and at the end", report.descriptors_end);
-  row("resolve p50, p99", quantiles(totals.resolve));
-  row("appends of a step p50, p99", quantiles(totals.step));
-  row("checked", tools::human_bytes(totals.bytes_checked));
-  count("wrong bytes", totals.wrong_bytes);
-  for (const std::string& fault : report.faults()) row("FAULT", fault);
-  return table.text();
-}
-
-std::string json_of(const SoakReport& report) {
-  const SoakTotals& totals = report.totals;
-  const auto latency = [](const LatencyHistogram& times) {
-    return json{{"count", times.count()},
-                {"p50_ns", times.quantile_ns(0.5)},
-                {"p99_ns", times.quantile_ns(0.99)}};
-  };
-  json misses = json::object();
-  for (std::size_t i = 1; i < totals.misses.size(); ++i) {
-    const auto reason = miss_reason_from_number(static_cast<std::uint32_t>(i));
-    if (totals.misses[i] > 0 && reason) misses[std::string(to_string(*reason))] = totals.misses[i];
-  }
-  json refused = json::object();
-  for (std::size_t i = 1; i < kErrorCodes; ++i) {
-    if (totals.refusals[i] > 0) {
-      refused[std::string(to_string(static_cast<ErrorCode>(i)))] = totals.refusals[i];
-    }
-  }
-  return json{
-      {"seconds", report.seconds},
-      {"requests", totals.tasks},
-      {"interrupted", totals.interrupted},
-      {"workers_full_ms", report.workers_full_ms},
-      {"steps", totals.steps},
-      {"tokens_reused", totals.tokens_reused},
-      {"tokens_prefilled", totals.tokens_prefilled},
-      {"tokens_decoded", totals.tokens_decoded},
-      {"tokens_rolled_back", totals.tokens_rolled_back},
-      {"misses", std::move(misses)},
-      {"refused", std::move(refused)},
-      {"contexts_ended",
-       {{"evicted-lru", report.contexts_ended_lru}, {"evicted-ttl", report.contexts_ended_ttl}}},
-      {"peak_provisioned_bytes", report.peak_provisioned_bytes},
-      {"budget_bytes", report.budget_bytes},
-      {"own_bytes_early", report.own_bytes_early},
-      {"own_bytes_end", report.own_bytes_end},
-      {"descriptors_before", report.descriptors_before},
-      {"descriptors_end", report.descriptors_end},
-      {"resolve", latency(totals.resolve)},
-      {"step", latency(totals.step)},
-      {"bytes_checked", totals.bytes_checked},
-      {"wrong_bytes", totals.wrong_bytes},
-      {"faults", report.faults()}}
-      .dump(2);
 }
 
 }  // namespace hotkv::bench

@@ -58,26 +58,24 @@ std::uint32_t SoakWorker::Sequence::tokens_of_step() const {
   return std::min(kDraftTokens, end() - length);
 }
 
-void SoakWorker::start(const SoakTask& task) {
+std::optional<SoakDone> SoakWorker::start(const SoakTask& task) {
   ++totals_.tasks;
   const std::string name = "session-" + std::to_string(task.session);
+  const auto refused = [&](const Refusal& refusal) {
+    note(refusal);
+    ++totals_.interrupted;
+    return SoakDone{task.session, task.epoch, 0};
+  };
   const std::uint32_t reused = task.known_tokens > 0 ? reuse(task, name) : 0;
   auto context = client_.open(SessionId::from(name).value(), Epoch{task.epoch});
-  if (!context) {
-    note(context.error());
-    ++totals_.interrupted;
-    return;
-  }
+  if (!context) return refused(context.error());
   if (context->length() > TokenCount{reused}) {
-    if (const auto cut = context->truncate(TokenCount{reused}); !cut) {
-      note(cut.error());
-      ++totals_.interrupted;
-      return;
-    }
+    if (const auto cut = context->truncate(TokenCount{reused}); !cut) return refused(cut.error());
   }
   // It can have been evicted since the look.
   const std::uint32_t length = context->length().value();
   sequences_.push_back({task, name, std::move(*context), length});
+  return std::nullopt;
 }
 
 std::uint32_t SoakWorker::reuse(const SoakTask& task, const std::string& name) {
@@ -205,7 +203,8 @@ int serve_soak(int socket, const std::string& control_path) {
       const ssize_t received =
           ::recv(socket, &task, sizeof task, worker.is_idle() ? 0 : MSG_DONTWAIT);
       if (received == static_cast<ssize_t>(sizeof task)) {
-        worker.start(task);
+        const auto over = worker.start(task);
+        if (over && !send_to(socket, *over)) return 1;
         continue;  // as many as there are before the next step
       }
       is_ending = received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR);

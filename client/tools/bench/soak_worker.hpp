@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <expected>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -62,8 +63,9 @@ class SoakWorker {
 
   [[nodiscard]] bool has_room() const { return sequences_.size() < kSequencesMax; }
   [[nodiscard]] bool is_idle() const { return sequences_.empty(); }
-  // Begins a task: reuses what is cached, after checking every byte of it.
-  void start(const SoakTask& task);
+  // Begins a task: reuses what is cached, after checking every byte of it. Over at once where it is
+  // refused.
+  [[nodiscard]] std::optional<SoakDone> start(const SoakTask& task);
   // One step of every sequence: a slice of its prompt, or a few drafted tokens of its answer of
   // which some are rejected. What is over is told in the result.
   [[nodiscard]] std::vector<SoakDone> step();

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 namespace hotkv::bench {
@@ -14,11 +15,26 @@ using nlohmann::json;
 
 constexpr std::string_view kCsvHeader = "TIMESTAMP,ContextTokens,GeneratedTokens";
 
-// json's own exceptions end in read_trace.
+constexpr std::int64_t kTokensMax = 1 << 30;  // far above any context, and sums do not overflow
+
+struct BadNumber : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+std::uint32_t tokens_of(const json& value, const char* key) {
+  const json& number = value.at(key);
+  if (number.is_number_integer()) {
+    const auto tokens = number.get<std::int64_t>();
+    if (tokens >= 0 && tokens <= kTokensMax) return static_cast<std::uint32_t>(tokens);
+  }
+  throw BadNumber(std::string(key) + ": expected a number of tokens, got " + number.dump());
+}
+
+// Its exceptions and json's own end in read_trace.
 TraceRequest request_of_json(const std::string& line) {
   const json value = json::parse(line);
-  return {value.at("timestamp").get<double>() / 1000, value.at("input_length").get<std::uint32_t>(),
-          value.at("output_length").get<std::uint32_t>(),
+  return {value.at("timestamp").get<double>() / 1000, tokens_of(value, "input_length"),
+          tokens_of(value, "output_length"),
           value.at("hash_ids").get<std::vector<std::uint64_t>>()};
 }
 
@@ -26,17 +42,22 @@ TraceRequest request_of_json(const std::string& line) {
 std::optional<TraceRequest> request_of_csv(const std::string& line) {
   std::tm date{};
   double seconds = 0;
-  TraceRequest request;
+  long long input_tokens = 0, output_tokens = 0;
   char end = 0;
-  if (std::sscanf(line.c_str(), "%d-%d-%d %d:%d:%lf,%u,%u%c", &date.tm_year, &date.tm_mon,
-                  &date.tm_mday, &date.tm_hour, &date.tm_min, &seconds, &request.input_tokens,
-                  &request.output_tokens, &end) != 8) {
+  if (std::sscanf(line.c_str(), "%d-%d-%d %d:%d:%lf,%lld,%lld%c", &date.tm_year, &date.tm_mon,
+                  &date.tm_mday, &date.tm_hour, &date.tm_min, &seconds, &input_tokens,
+                  &output_tokens, &end) != 8) {
     return std::nullopt;
+  }
+  for (const long long tokens : {input_tokens, output_tokens}) {
+    if (tokens < 0 || tokens > kTokensMax) return std::nullopt;
   }
   date.tm_year -= 1900;
   date.tm_mon -= 1;
-  request.arrival_s = static_cast<double>(::timegm(&date)) + seconds;
-  return request;
+  return TraceRequest{static_cast<double>(::timegm(&date)) + seconds,
+                      static_cast<std::uint32_t>(input_tokens),
+                      static_cast<std::uint32_t>(output_tokens),
+                      {}};
 }
 
 std::unexpected<Error> refused(const std::filesystem::path& path, std::size_t line,
@@ -69,7 +90,7 @@ std::expected<std::vector<TraceRequest>, Error> read_trace(const std::filesystem
     }
     try {
       requests.push_back(request_of_json(line));
-    } catch (const json::exception& failure) {
+    } catch (const std::exception& failure) {
       return refused(path, number, failure.what());
     }
   }

@@ -21,7 +21,7 @@ WorkerProcess::WorkerProcess(const std::function<int(int socket)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);
   socket_.reset();
-  ::_exit(body(child_end.get()));
+  ::_exit([&]() noexcept { return body(child_end.get()); }());  // an exception stays here
 }
 
 WorkerProcess::WorkerProcess(WorkerProcess&& other) noexcept
