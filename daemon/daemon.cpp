@@ -233,8 +233,8 @@ void Daemon::Impl::tick_later() {
   tick_timer_.async_wait(
       [this, due = platform::now() + kTickInterval](const boost::system::error_code& error) {
         if (error) return;
+        dispatcher_.tick();  // which takes its time as well
         longest_stall_ = std::max(longest_stall_, platform::now() - due);
-        dispatcher_.tick();
         tick_later();
       });
 }

@@ -69,13 +69,16 @@ void LinuxShardFiles::keep(core::ShardId shard) {
   if (prepared_) shards_.emplace(shard, *std::exchange(prepared_, std::nullopt));
 }
 
-// The last descriptor of a large arena would give its memory back here, on the loop's thread; as a
-// job that punches it first, the helper thread does.
+// The last descriptor of an arena gives its memory back here, on the loop's thread. Of a large one,
+// a job punches it first, on the helper thread.
 void LinuxShardFiles::drop(core::ShardId shard) {
+  constexpr std::uint64_t kGivenBackAtOnceBytes = 1 << 20;
   const auto found = shards_.find(shard);
   if (found == shards_.end()) return;
   const auto arena = found->second.arena.memory;
-  (void)provisioner_.submit({kDropJob, {FileRange{arena, {0, arena->size_bytes()}}}, {}});
+  if (arena->allocated_bytes().value_or(0) > kGivenBackAtOnceBytes) {
+    (void)provisioner_.submit({kDropJob, {FileRange{arena, {0, arena->size_bytes()}}}, {}});
+  }
   shards_.erase(found);
 }
 
@@ -111,8 +114,15 @@ std::expected<std::vector<FileRange>, Error> LinuxShardFiles::file_ranges(
   for (const core::ExtentRange& extent : extents) {
     const auto found = shards_.find(extent.shard);
     if (found == shards_.end()) return std::unexpected(no_such_shard("provision", extent.shard));
-    ranges.push_back(
-        {found->second.arena.memory, {extent.arena_offset.value(), extent.size_bytes}});
+    const auto& file = found->second.arena.memory;
+    const ByteRange range{extent.arena_offset.value(), extent.size_bytes};
+    // One call for neighbours: extents can be as small as a page.
+    if (!ranges.empty() && ranges.back().file == file &&
+        ranges.back().range.offset_bytes + ranges.back().range.length_bytes == range.offset_bytes) {
+      ranges.back().range.length_bytes += range.length_bytes;
+    } else {
+      ranges.push_back({file, range});
+    }
   }
   return ranges;
 }

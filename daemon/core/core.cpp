@@ -163,6 +163,7 @@ Outcome<Position> Core::explain(ClientId client, const SessionId& session, Epoch
 }
 
 void Core::end_message(ShardId shard) {
+  impl_->grants.end_message();
   if (impl_->shards.contains(shard)) impl_->shards.at(shard).sweep();
 }
 

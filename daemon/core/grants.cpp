@@ -15,6 +15,8 @@ constexpr int kReclaimAttempts = 3;
 // Need of memory is an occasion to ask after clients, which costs a system call each. Those that
 // hung up are few and are asked after every time; those that did not can be gone only by an exec.
 constexpr std::uint64_t kReapIntervalMs = 100;
+// Appends of one context that wait for one order: what threads of a worker would do at most.
+constexpr std::size_t kWaitersPerOrderMax = 16;
 
 std::uint64_t chunks_above(std::uint64_t tokens, std::uint64_t chunk_tokens) {
   return (tokens + chunk_tokens - 1) / chunk_tokens;
@@ -86,8 +88,17 @@ std::optional<Error> Grants::refuse_if_hopeless(const Shard& shard, SlotIndex sl
   return over_budget(shard, slot, chunks);
 }
 
+// A search that found too little tells of other needs, too: what it could not free cannot be freed
+// for a larger one either, but for the chunks of the context that was not to be touched then. Pins
+// that ended since are seen by the next message.
+bool Grants::was_in_vain(const Shard& shard, SlotIndex keep, std::uint64_t chunks) const {
+  if (!vain_ || vain_->shard != shard.id) return false;
+  return chunks >= vain_->chunks + (keep == vain_->keep ? 0 : vain_->kept_chunks);
+}
+
 std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks) {
   if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
+  if (was_in_vain(shard, keep, chunks)) return over_budget(shard, keep, chunks);
   const std::uint64_t now = now_ms_();
   const bool asks_all = !last_reap_ms_ || now - *last_reap_ms_ >= kReapIntervalMs;
   if (asks_all) last_reap_ms_ = now;
@@ -106,6 +117,9 @@ std::optional<Error> Grants::make_room(Shard& shard, SlotIndex keep, std::uint64
   }
   if (Reclaim::suffices(shard, chunks, reclaim_.supply_for(shard))) return std::nullopt;
   ++shard.counters.evictions_in_vain;
+  const Geometry& g = shard.tables.geometry();
+  vain_ = {shard.id, keep, chunks,
+           shard.chunks.capacity(shard.head(keep).tip).value() / g.chunk_tokens};
   return over_budget(shard, keep, chunks);
 }
 
@@ -145,6 +159,11 @@ Grants::Answer Grants::append(ClientId client, SlotIndex slot, TokenCount up_to)
                                std::to_string(order->waiters.front().up_to.value()) +
                                " tokens waits for memory already"});
     }
+    if (order->waiters.size() >= kWaitersPerOrderMax) {
+      return Refusal(Error{ErrorCode::too_many_waiting, "append", session_name(waiter.session),
+                           std::to_string(order->waiters.size()) +
+                               " appends of this context wait for memory already"});
+    }
     order->waiters.push_back(std::move(waiter));
     return Waiting{next_id_++};
   }
@@ -153,6 +172,11 @@ Grants::Answer Grants::append(ClientId client, SlotIndex slot, TokenCount up_to)
     if (auto error = refuse_if_queue_is_full(shard, slot)) return Refusal(std::move(*error));
   }
   if (auto error = make_room(shard, slot, planned.chunks)) return Refusal(std::move(*error));
+  // That asks after clients, and this one can be gone since it asked: then its lease was ended and
+  // what it had been granted is free, which the plan knows nothing of.
+  if (shard.holder(slot) != client.page || shard.head(slot).generation != generation) {
+    return Refusal(lease_lost("append", waiter.session, "its holder is gone"));
+  }
   if (shard.chunks.free_count() >= planned.chunks) {
     std::vector<ChunkIndex> chunks;
     for (std::uint64_t i = 0; i < planned.chunks; ++i) chunks.push_back(shard.chunks.take());

@@ -33,6 +33,8 @@ class Grants {
 
   // The lease has been checked: the holder of `slot` wants tokens [0, up_to) writable.
   [[nodiscard]] Answer append(ClientId client, SlotIndex slot, TokenCount up_to);
+  // Between the messages of clients: what was looked for in vain may be there by the next one.
+  void end_message() { vain_.reset(); }
   // Forgets the waiting appends of a client that hung up.
   void drop_client(ClientId client);
 
@@ -79,6 +81,7 @@ class Grants {
   [[nodiscard]] static Plan plan(const Shard& shard, SlotIndex slot, TokenCount up_to);
   [[nodiscard]] std::optional<Error> refuse_if_hopeless(const Shard& shard, SlotIndex slot,
                                                         TokenCount up_to) const;
+  [[nodiscard]] bool was_in_vain(const Shard& shard, SlotIndex keep, std::uint64_t chunks) const;
   // Evicts until the shard's supply suffices. The error if it cannot.
   [[nodiscard]] std::optional<Error> make_room(Shard& shard, SlotIndex keep, std::uint64_t chunks);
   [[nodiscard]] Error over_budget(const Shard& shard, SlotIndex slot, std::uint64_t chunks) const;
@@ -105,6 +108,15 @@ class Grants {
   std::vector<FinishedGrant> finished_;
   std::uint64_t next_id_ = 1;  // of orders and tickets
   std::optional<std::uint64_t> last_reap_ms_;
+  // The last search for victims of this message that found too little. A message of 256 hopeless
+  // appends costs one search.
+  struct Vain {
+    ShardId shard;
+    SlotIndex keep;  // the context it was for, never a victim of its own
+    std::uint64_t chunks;
+    std::uint64_t kept_chunks;  // of `keep`
+  };
+  std::optional<Vain> vain_;
 };
 
 // The error of an operation whose lease or generation is over.

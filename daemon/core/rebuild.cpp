@@ -42,7 +42,7 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
   }
   settle_kept_heads();
 
-  const std::vector<SlotIndex> live = shard_.live_slots();
+  const std::vector<SlotIndex> live = live_slots();
   for (const SlotIndex slot : live) {
     shard_.chunks.adopt_chain(shard_.head(slot).tip);
     settle_holder(slot);
@@ -56,7 +56,7 @@ void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
 }
 
 void Rebuild::revive_known_sessions() {
-  for (const SlotIndex slot : shard_.live_slots()) {
+  for (const SlotIndex slot : live_slots()) {
     const SlotRecord& record = shard_.tables.slot(slot);
     const auto session = read_session_id(record.id_bytes, record.id);
     if (session && shard_.ledger.find(*session)) shard_.ledger.revive(*session);
@@ -157,7 +157,7 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
 // No order of stores leaves one session in two slots; damaged memory can.
 void Rebuild::lose_duplicates() {
   std::map<SessionId, SlotIndex> seen;
-  for (const SlotIndex slot : shard_.live_slots()) {
+  for (const SlotIndex slot : live_slots()) {
     const auto [place, first] = seen.try_emplace(shard_.session(slot), slot);
     if (first) continue;
     const bool newer = shard_.epoch(slot) > shard_.epoch(place->second);
@@ -173,7 +173,7 @@ void Rebuild::lose_duplicates() {
 // in the middle of the other's chain is the damaged one. Where they meet otherwise nobody can tell
 // which is, and neither is shown: one of them would show the other's bytes.
 void Rebuild::lose_overlaps() {
-  const std::vector<SlotIndex> live = shard_.live_slots();
+  const std::vector<SlotIndex> live = live_slots();
   std::unordered_map<std::uint32_t, SlotIndex> owner_of_chunk;
   std::set<SlotIndex> lost;
   for (const SlotIndex slot : live) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include <hotkv/types.hpp>
 
@@ -30,6 +31,10 @@ class Rebuild {
   void run(const std::function<bool(ExtentIndex)>& provisioned);
 
  private:
+  // Of all slots: the session table does not know yet which were ever used.
+  [[nodiscard]] std::vector<SlotIndex> live_slots() const {
+    return shard_.live_slots_below(shard_.tables.capacities().slot_count);
+  }
   // Live sessions first, so that none of them is forgotten to remember another.
   void revive_known_sessions();
   void settle_slot(SlotIndex slot);

@@ -29,6 +29,9 @@ class SessionTable {
   void give_back(SlotIndex slot);
 
   [[nodiscard]] std::uint32_t live_count() const { return live_count_; }
+  // Slots from here on have never been taken. Nobody need look at them: reading a hole of the
+  // tables would allocate memory.
+  [[nodiscard]] std::uint32_t used_end() const { return never_used_; }
 
   // Recounts free slots and writes the index anew from the slots' heads. Returns live slots that
   // the bounded probes have no room for (only ids chosen to collide get there): not indexed, not

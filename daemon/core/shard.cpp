@@ -283,9 +283,9 @@ void Shard::end_claims(PageIndex page) {
   sweep();
 }
 
-std::vector<SlotIndex> Shard::live_slots() const {
+std::vector<SlotIndex> Shard::live_slots_below(std::uint32_t end) const {
   std::vector<SlotIndex> slots;
-  for (std::uint32_t i = 0; i < tables.capacities().slot_count; ++i) {
+  for (std::uint32_t i = 0; i < end; ++i) {
     if (!head(SlotIndex{i}).tip.is_free()) slots.push_back(SlotIndex{i});
   }
   return slots;

@@ -53,8 +53,12 @@ class Shard {
   // Bytes of extents that have memory or are getting it.
   [[nodiscard]] std::uint64_t provisioned_bytes() const;
   [[nodiscard]] Account account() const;
-  // Slots whose head is not free.
-  [[nodiscard]] std::vector<SlotIndex> live_slots() const;
+  // Slots whose head is not free; of the first ones, where it is not known yet which were ever
+  // used.
+  [[nodiscard]] std::vector<SlotIndex> live_slots() const {
+    return live_slots_below(sessions.used_end());
+  }
+  [[nodiscard]] std::vector<SlotIndex> live_slots_below(std::uint32_t end) const;
 
   // ---- changing; each leaves the files such that a kill between any two stores can be finished
   void open(SlotIndex free_slot, const SessionId& session, Epoch epoch, PageIndex holder,

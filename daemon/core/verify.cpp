@@ -51,7 +51,7 @@ Broken verify_slot_numbers(const Shard& shard) {
 
 Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
   std::uint32_t live = 0;
-  for (std::uint32_t i = 0; i < shard.tables.capacities().slot_count; ++i) {
+  for (std::uint32_t i = 0; i < shard.sessions.used_end(); ++i) {
     const SlotIndex slot{i};
     const SlotRecord& record = shard.tables.slot(slot);
     const auto state = record.state.load(std::memory_order_relaxed);

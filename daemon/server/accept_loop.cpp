@@ -2,11 +2,11 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 #include <chrono>
+#include <vector>
 
 #include <hotkv/error.hpp>
 
@@ -24,13 +24,16 @@ bool is_gone_connection(int os_errno) {
   return os_errno == ECONNABORTED || os_errno == EINTR || os_errno == EPROTO || os_errno == EPERM;
 }
 
-// Whether that many descriptors stay free if one more is taken. The kernel gives the lowest free
-// number, so all below the one it gives now are in use.
-bool leaves_descriptors(int any_fd, rlim_t spare) {
-  const UniqueFd lowest(::fcntl(any_fd, F_DUPFD_CLOEXEC, 0));
-  rlimit limit{};
-  return lowest && ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-         static_cast<rlim_t>(lowest.get()) + spare < limit.rlim_cur;
+// Whether that many descriptors stay free if one more is taken. Tried, not reckoned: numbers that
+// are in use may stand anywhere, and the limit can be changed from outside.
+bool leaves_descriptors(int any_fd, unsigned spare) {
+  std::vector<UniqueFd> taken;
+  taken.reserve(spare + 1);
+  while (taken.size() < spare + 1) {
+    taken.emplace_back(::fcntl(any_fd, F_DUPFD_CLOEXEC, 0));
+    if (!taken.back()) return false;
+  }
+  return true;
 }
 
 bool is_readable(int fd) {

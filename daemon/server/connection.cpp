@@ -111,7 +111,8 @@ void Connection::write_some() {
       socket_.async_wait(stream_descriptor::wait_write,
                          [self = shared_from_this()](const boost::system::error_code& error) {
                            self->writing_ = false;
-                           if (!error) self->write_some();
+                           if (error == boost::asio::error::operation_aborted) return;
+                           error ? self->close(DisconnectReason::system_error) : self->write_some();
                          });
       return;
     }

@@ -207,9 +207,11 @@ void Dispatcher::send(Conversation& conversation, FrameBytes bytes) {
 }
 
 void Dispatcher::disconnected(Conversation& conversation) {
-  std::erase_if(waiting_, [&](const auto& entry) {
-    return entry.second.frame->conversation == &conversation;
-  });
+  if (conversation.waiting_frames != 0) {
+    std::erase_if(waiting_, [&](const auto& entry) {
+      return entry.second.frame->conversation == &conversation;
+    });
+  }
   counters_.waiting_frames -= std::exchange(conversation.waiting_frames, 0);
   const auto client = std::exchange(conversation.client, std::nullopt);
   if (!client) return;

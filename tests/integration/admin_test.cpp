@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -79,6 +80,32 @@ TEST_F(Admin, LookingChangesNothing) {
   get("/why?session=nobody");
   get("/verify");
   EXPECT_EQ(get("/status").at("shards"), before);
+}
+
+// Reading a hole of a memory file allocates it: looking must not touch slots that nobody ever used.
+TEST(AdminOfALargeCap, LookingTakesNoMemory) {
+  DaemonProcess daemon({.flags = {"--max-bytes=16M", "--hugepages=off", "--chunk-tokens=16",
+                                  "--session-cap=1000000"}});
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
+  RawClient client(daemon.control_path());
+  client.hello();
+  client.stay_alive(client.attach(small_recipe(), Access::write));
+  client.open("session", 1);
+  const auto shared_kib = [&] {
+    std::ifstream status("/proc/" + std::to_string(daemon.pid()) + "/status");
+    long kib = -1;
+    for (std::string word; kib < 0 && status >> word;) {
+      if (word == "RssShmem:") status >> kib;
+    }
+    return kib;
+  };
+  const long before = shared_kib();
+  ASSERT_GT(before, 0);
+  for (const char* page : {"/status", "/contexts", "/why?session=session"}) {
+    (void)exchange_text(daemon.admin_path(), std::string("GET ") + page + " HTTP/1.0\r\n\r\n");
+  }
+  EXPECT_LT(shared_kib(), before + 1024);
+  EXPECT_EQ(daemon.stop(), 0);
 }
 
 // FR-134: whatever a client calls its sessions, every page can be parsed.

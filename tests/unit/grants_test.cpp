@@ -244,6 +244,63 @@ TEST_F(Grants, GrantsOfADeadHolderAreFreeAgain) {
   EXPECT_EQ(account().used, before.used);
 }
 
+// A worker that is killed right behind its question: the search for memory finds out that it is
+// gone, and frees what it had been granted, while its append is being reckoned.
+TEST_F(Grants, AHolderThatIsFoundGoneByItsOwnAppendGetsNothing) {
+  const auto opened = worker->open("a", 1).value();
+  ASSERT_TRUE(worker->grant("a", 1, 8 * 16));
+  ASSERT_TRUE(other->open("b", 1));
+  ASSERT_TRUE(other->pin_for_writing(other->grant("b", 1, 8 * 16).value()));
+  h->liveness.gone.insert(worker->client);
+  h->now_ms += 1000;  // an occasion to ask after everybody
+  const auto answer =
+      h->core->append(worker->client, id("a"), Epoch{1}, opened.generation, TokenCount{12 * 16});
+  ASSERT_TRUE(std::holds_alternative<Refusal>(answer));
+  EXPECT_TRUE(std::get<Refusal>(answer).is(ErrorCode::lease_lost));
+  EXPECT_EQ(account().used, 8 * kChunk) << "what it had been granted is free";
+}
+
+// 256 appends that cannot be had, in one message: one search.
+TEST_F(Grants, AMessageOfHopelessAppendsSearchesOnce) {
+  ASSERT_TRUE(other->open("b", 1));
+  ASSERT_TRUE(other->pin_for_writing(other->grant("b", 1, 8 * 16).value()));
+  const auto opened = worker->open("a", 1).value();
+  const auto in_vain = [&] { return h->core->status().shards.at(0).counters.evictions_in_vain; };
+  for (int message = 1; message <= 2; ++message) {
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      const auto answer = h->core->append(worker->client, id("a"), Epoch{1}, opened.generation,
+                                          TokenCount{9 * 16 + i % 100});
+      ASSERT_TRUE(std::get<Refusal>(answer).is(ErrorCode::budget_exceeded));
+    }
+    EXPECT_EQ(in_vain(), message);
+    h->core->end_message(worker->client.shard);
+  }
+}
+
+// What one context could not get another one may: the first is evicted for it.
+TEST_F(Grants, OneThatWasRefusedCanStillGoForTheNextOfTheMessage) {
+  ASSERT_TRUE(worker->open("big", 1));
+  ASSERT_TRUE(worker->append("big", 1, 11 * 16));
+  ASSERT_TRUE(worker->open("small", 1));
+  ASSERT_TRUE(worker->append("small", 1, 2 * 16));
+  ASSERT_TRUE(other->open("pinned", 1));
+  ASSERT_TRUE(other->pin_for_writing(other->grant("pinned", 1, 3 * 16).value()));
+  const auto append = [&](const char* session, std::uint32_t chunks) {
+    const auto generation = worker->open(session, 1).value().generation;
+    return h->core->append(worker->client, id(session), Epoch{1}, generation,
+                           TokenCount{chunks * 16});
+  };
+  EXPECT_TRUE(std::get<Refusal>(append("big", 14)).is(ErrorCode::budget_exceeded));
+  EXPECT_FALSE(std::holds_alternative<Refusal>(append("small", 8)));
+}
+
+TEST_F(Grants, AppendsOfOneContextThatWaitForOneOrderAreBounded) {
+  for (int i = 0; i < 16; ++i) wait_for(*worker, "a", 20);
+  EXPECT_TRUE(std::get<Refusal>(ask(*worker, "a", 20)).is(ErrorCode::too_many_waiting));
+  EXPECT_TRUE(std::holds_alternative<core::Waiting>(ask(*worker, "b", 20)));
+  runner->run_all();
+}
+
 TEST_F(Grants, HalfTheQueueIsOneOwnersAndItIsFreeAgainWhenOrdersEnd) {
   for (int i = 0; i < 2; ++i) wait_for(*worker, "s" + std::to_string(i), 16);
   for (int round = 0; round < 2; ++round) {

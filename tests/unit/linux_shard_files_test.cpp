@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <condition_variable>
 #include <mutex>
@@ -24,7 +25,7 @@ class LinuxShardFilesTest : public ::testing::Test {
     provisioner_ = *std::move(started);
     files_.emplace(*provisioner_, false);
     core_.emplace(
-        core::Limits{.max_bytes = 1 << 20, .chunk_tokens = 16}, [] { return std::uint64_t{1000}; },
+        core::Limits{.max_bytes = 16 << 20, .chunk_tokens = 16}, [] { return std::uint64_t{1000}; },
         *files_);
     const auto plan = core_->plan_shard(1000, testing::small_recipe());
     ASSERT_TRUE(plan.has_value());
@@ -35,6 +36,24 @@ class LinuxShardFilesTest : public ::testing::Test {
     plan_.emplace(*plan);
     shard_ = core_->add_shard(*plan, prepared->memory, prepared->entropy);
     files_->keep(shard_);
+  }
+
+  core::ExtentRange extent(std::uint32_t number) const {
+    const std::uint64_t bytes = plan_->geometry.extent_bytes;
+    return {shard_, ByteOffset{plan_->layout.chunks.value() + number * bytes}, bytes};
+  }
+  void run_order(std::uint64_t id, std::vector<core::ExtentRange> extents) {
+    ASSERT_TRUE(files_->run({id, {}, std::move(extents)}).has_value());
+    const auto completions = wait_completions();
+    ASSERT_EQ(completions.size(), 1U);
+    EXPECT_EQ(completions[0].id, id);
+    EXPECT_TRUE(completions[0].result.has_value()) << completions[0].result.error().message();
+  }
+  std::uint64_t allocated_bytes() {
+    const auto attached = files_->open_for({shard_, PageIndex{9}}, Access::write);
+    struct stat status {};
+    EXPECT_EQ(::fstat(attached->descriptors[1].get(), &status), 0);
+    return static_cast<std::uint64_t>(status.st_blocks) * 512;
   }
 
   std::vector<platform::ProvisionCompletion> wait_completions() {
@@ -80,16 +99,21 @@ TEST_F(LinuxShardFilesTest, OnlyAWritersArenaIsWritable) {
 }
 
 TEST_F(LinuxShardFilesTest, AnOrderIsCarriedOutAndAnswered) {
-  core::MemoryOrder order{17, {}, {}};
-  order.provision.push_back({shard_, plan_->layout.chunks, plan_->geometry.extent_bytes});
-  ASSERT_TRUE(files_->run(order).has_value());
-  const auto completions = wait_completions();
-  ASSERT_EQ(completions.size(), 1U);
-  EXPECT_EQ(completions[0].id, 17U);
-  EXPECT_TRUE(completions[0].result.has_value()) << completions[0].result.error().message();
+  run_order(17, {extent(0)});
+}
+
+TEST_F(LinuxShardFilesTest, ExtentsBesideAndApartAreAllocatedAllAndNothingElse) {
+  const std::uint64_t before = allocated_bytes();
+  run_order(17, {extent(3), extent(4), extent(5), extent(9), extent(8), extent(20)});
+  EXPECT_EQ(allocated_bytes(), before + 6 * plan_->geometry.extent_bytes);
 }
 
 TEST_F(LinuxShardFilesTest, ADroppedShardIsGoneAndItsDropIsNobodysAnswer) {
+  std::vector<core::ExtentRange> much;
+  for (std::uint32_t i = 0; i * plan_->geometry.extent_bytes < 2 << 20; ++i) {
+    much.push_back(extent(i));
+  }
+  run_order(16, std::move(much));
   const auto attached = files_->open_for({shard_, PageIndex{0}}, Access::write);
   files_->drop(shard_);
   files_->drop(shard_);
@@ -97,9 +121,15 @@ TEST_F(LinuxShardFilesTest, ADroppedShardIsGoneAndItsDropIsNobodysAnswer) {
   // Nobody is declared dead for want of knowledge.
   EXPECT_TRUE(files_->is_alive({shard_, PageIndex{0}}));
   EXPECT_FALSE(files_->open_for({shard_, PageIndex{1}}, Access::write).has_value());
-  core::MemoryOrder order{17, {}, {}};
-  order.provision.push_back({shard_, plan_->layout.chunks, plan_->geometry.extent_bytes});
-  EXPECT_FALSE(files_->run(order).has_value());
+  EXPECT_FALSE(files_->run({17, {}, {extent(0)}}).has_value());
+}
+
+// A client that attaches and leaves in a loop must not fill the queue of those who need memory.
+TEST_F(LinuxShardFilesTest, ADroppedShardWithoutMemoryIsNoJob) {
+  files_->drop(shard_);
+  EXPECT_EQ(completed_, 0);
+  EXPECT_FALSE(files_->run({17, {}, {extent(0)}}).has_value());
+  EXPECT_TRUE(files_->take_completions().empty());
 }
 
 }  // namespace
