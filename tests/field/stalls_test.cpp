@@ -70,9 +70,9 @@ std::vector<Bytes> operation_frames(const Fingerprint& fingerprint, std::uint32_
 
 // ---- stalls -------------------------------------------------------------------------------------
 
-// What ten round trips take: the median of many tens, which a busy machine moves little.
+// The time below which nine of ten batches of ten round trips stayed.
 Clock::duration ten_explains(RawClient& client) {
-  std::vector<Clock::duration> times(61);
+  std::vector<Clock::duration> times(100);
   for (Clock::duration& time : times) {
     const auto begin = Clock::now();
     for (int count = 0; count < 10; ++count) {
@@ -80,9 +80,9 @@ Clock::duration ten_explains(RawClient& client) {
     }
     time = Clock::now() - begin;
   }
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::ranges::nth_element(times, middle);
-  return *middle;
+  const auto place = times.begin() + 90;
+  std::ranges::nth_element(times, place);
+  return *place;
 }
 
 // Asks and never reads, as often as `goes_on()`; false once the daemon has hung up.
@@ -105,7 +105,7 @@ TEST_F(Stalls, AClientThatStopsReadingStopsNobodyElse) {
   const auto disconnects = [&] {
     return status_number(daemon_, "/server/disconnects/not-reading");
   };
-  const auto beside_nobody = ten_explains(other);
+  auto beside_nobody = ten_explains(other);
   Turns turns;
   ForkedChild deaf([&, parent = ::getpid()] {
     const auto attach_again = [&] { return attached(Access::read); };
@@ -133,12 +133,13 @@ TEST_F(Stalls, AClientThatStopsReadingStopsNobodyElse) {
   EXPECT_FALSE(admin_get(daemon_, "/health").empty());
   deaf.kill_and_wait();
   EXPECT_TRUE(eventually([&] { return log_lines("client-not-reading") > 0; }));
+  beside_nobody = std::max(beside_nobody, ten_explains(other));  // if it got busy meanwhile
   std::printf(
       "ten round trips: %.2f ms beside nobody, %.2f beside a stopped client, %.2f beside "
       "deaf ones\n",
       milliseconds_of(beside_nobody), milliseconds_of(beside_the_stopped),
       milliseconds_of(beside_the_deaf));
-  const auto bound = 20 * beside_nobody + std::chrono::milliseconds(10);
+  const auto bound = 20 * beside_nobody + std::chrono::milliseconds(50);
   EXPECT_LT(beside_the_stopped, bound);
   EXPECT_LT(beside_the_deaf, bound);
 }

@@ -200,11 +200,11 @@ TEST(OutOfDescriptors, TheDaemonPausesServesAndRecovers) {
   for (int count = 0; count < 100; ++count) crowd.emplace_back(daemon.control_path());
   ASSERT_TRUE(eventually([&] { return lines_with(daemon.err(), "accept-failed") > 0; }));
 
-  constexpr std::chrono::milliseconds kHold{1000};
+  constexpr std::chrono::milliseconds kHold{1500};
   const auto before = processor_time(daemon.pid());
   std::this_thread::sleep_for(kHold);
   const auto taken = processor_time(daemon.pid()) - before;
-  std::printf("%.1f ms of processor time in a second without descriptors\n",
+  std::printf("%.1f ms of processor time in 1.5 seconds without descriptors\n",
               milliseconds_of(taken));
   EXPECT_GT(before.count(), 0);
   EXPECT_LT(taken, kHold / 10);
@@ -217,14 +217,14 @@ TEST(OutOfDescriptors, TheDaemonPausesServesAndRecovers) {
   RawClient later(daemon.control_path());
   EXPECT_EQ(later.hello().header.status, 0U);
   EXPECT_EQ(broken_invariant(daemon), "");
-  // Of each of two listeners: ten tries a second, not one for every turn of the loop, and five
-  // lines, as long as the hold was on a busy machine.
+  // Ten tries a second, not one for every turn of the loop, and of those five lines; on a busy
+  // machine the hold was longer.
   const std::uint64_t errors = status_number(daemon, "/server/accept_errors");
   const auto seconds = static_cast<std::uint64_t>(
-      std::chrono::ceil<std::chrono::seconds>(Clock::now() - begin).count());
-  EXPECT_LE(errors, 2 * 10 * (seconds + 1));
+      std::chrono::floor<std::chrono::seconds>(Clock::now() - begin).count());
+  EXPECT_LE(errors, 2 * 10 * (seconds + 1));  // of two listeners
   EXPECT_EQ(daemon.stop(), 0);
-  EXPECT_LE(lines_with(daemon.err(), "accept-failed"), std::min(errors, 2 * 5 * (seconds + 1)));
+  EXPECT_LE(lines_with(daemon.err(), "accept-failed"), 5 * (seconds + 1));
 }
 
 }  // namespace
