@@ -5,15 +5,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <fstream>
-#include <sstream>
+#include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/hostile/conversation.hpp"
+#include "tests/support/processor_time.hpp"
 #include "tests/support/under_fire.hpp"
 
 namespace hotkv::testing {
@@ -61,7 +62,7 @@ TEST_F(Pressure, AClientThatNeverReadsItsRightAnswersIsDisconnected) {
     // It is not dead, but whoever wants its context has it.
     EXPECT_TRUE(is_done(other.open(session, 1)));
   }
-  EXPECT_EQ(log_lines("event=client-not-reading"), disconnected);
+  EXPECT_TRUE(eventually([&] { return log_lines("event=client-not-reading") == disconnected; }));
 }
 
 // Stopped with answers unread, and asked for nothing more: it keeps connection, lease and answers.
@@ -174,26 +175,13 @@ TEST_F(Pressure, EveryKindOfRefusedFrameAtFullSpeedIsCountedExactlyAndLoggedAFew
   for (const auto& kind : kinds) {
     const std::string name(to_string(kind.code));
     EXPECT_EQ(status_number(daemon_, "/server/frames_refused/" + name), kTimes) << name;
-    EXPECT_GE(log_lines("event=" + name + " "), 1U) << name;
+    EXPECT_TRUE(eventually([&] { return log_lines("event=" + name + " ") > 0; })) << name;
     EXPECT_LE(log_lines("event=" + name + " "), static_cast<std::size_t>(5 * (seconds + 1)))
         << name;
   }
 }
 
 // ---- too many -----------------------------------------------------------------------------------
-
-// Seconds of processor time that a process has taken.
-double processor_seconds(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  std::istringstream fields(text.substr(text.rfind(')') + 2));
-  std::string skipped;
-  for (int field = 3; field < 14; ++field) fields >> skipped;
-  double user = 0;
-  double system = 0;
-  fields >> user >> system;
-  return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
-}
 
 std::size_t lines_with(const std::string& log, const std::string& text) {
   std::size_t count = 0;
@@ -207,14 +195,19 @@ TEST(OutOfDescriptors, TheDaemonPausesServesAndRecovers) {
   ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
   KvWorker established(daemon.control_path());
   ASSERT_TRUE(established.open("session", 1));
+  const auto begin = Clock::now();
   std::vector<RawClient> crowd;
   for (int count = 0; count < 100; ++count) crowd.emplace_back(daemon.control_path());
   ASSERT_TRUE(eventually([&] { return lines_with(daemon.err(), "accept-failed") > 0; }));
 
-  constexpr std::chrono::seconds kHold{1};
-  const double before = processor_seconds(daemon.pid());
+  constexpr std::chrono::milliseconds kHold{1500};
+  const auto before = processor_time(daemon.pid());
   std::this_thread::sleep_for(kHold);
-  EXPECT_LT(processor_seconds(daemon.pid()) - before, 0.2);
+  const auto taken = processor_time(daemon.pid()) - before;
+  std::printf("%.1f ms of processor time in 1.5 seconds without descriptors\n",
+              milliseconds_of(taken));
+  EXPECT_GT(before.count(), 0);
+  EXPECT_LT(taken, kHold / 10);
   EXPECT_GE(status_number(daemon, "/server/accept_errors"), 5U);  // people still get in
   ASSERT_EQ(why(established.append("session", 40)), "");
   EXPECT_TRUE(
@@ -223,13 +216,15 @@ TEST(OutOfDescriptors, TheDaemonPausesServesAndRecovers) {
   crowd.clear();
   RawClient later(daemon.control_path());
   EXPECT_EQ(later.hello().header.status, 0U);
-  // Ten tries a second, not one for every turn of the loop; on a busy machine the hold was longer.
-  const std::uint64_t errors = status_number(daemon, "/server/accept_errors");
-  EXPECT_LE(errors, 600U);
-  EXPECT_LE(lines_with(daemon.err(), "accept-failed"), errors);
-  EXPECT_LE(lines_with(daemon.err(), "accept-failed"), 300U);
   EXPECT_EQ(broken_invariant(daemon), "");
+  // Ten tries a second, not one for every turn of the loop, and of those five lines; on a busy
+  // machine the hold was longer.
+  const std::uint64_t errors = status_number(daemon, "/server/accept_errors");
+  const auto seconds = static_cast<std::uint64_t>(
+      std::chrono::floor<std::chrono::seconds>(Clock::now() - begin).count());
+  EXPECT_LE(errors, 2 * 10 * (seconds + 1));  // of two listeners
   EXPECT_EQ(daemon.stop(), 0);
+  EXPECT_LE(lines_with(daemon.err(), "accept-failed"), 5 * (seconds + 1));
 }
 
 }  // namespace

@@ -129,6 +129,11 @@ TEST_F(SessionIds, OfAnyBytesComeOutEscapedEverywhere) {
     std::erase(text, '\r');  // of HTTP
     EXPECT_EQ(unprintable(text), "");
   }
+  // A line of another kind comes last, so that all of theirs have arrived.
+  (void)RawClient(daemon_.control_path()).ask({});
+  ASSERT_TRUE(eventually([&] { return log_lines("event=protocol-error") > 0; }));
+  EXPECT_GT(log_lines("event=incompatible-recipe"), 0U);
+  EXPECT_GT(log_lines("event=uncertified-architecture"), 0U);
   EXPECT_EQ(unprintable(daemon_.err()), "");
   EXPECT_EQ(refused("incompatible-recipe"), kOddNames.size());
   EXPECT_EQ(refused("uncertified-architecture"), kOddNames.size());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <random>
@@ -200,11 +201,13 @@ TEST_F(SharedMemory, ValuesThatCouldBeTrueHurtNobodyElse) {
   expect_the_shard_recovers();
 }
 
-// A worker of the same shard, through the library, as long as it is told to. It may miss and be
-// refused, and whoever shares its memory can lie to it; it must not crash.
-int work_through_lies(const std::string& control_path, const std::atomic<bool>& ending) {
+// A worker of the same shard, through the library, as long as it is told to and its parent is
+// there. It may miss and be refused, and whoever shares its memory can lie to it; it must not
+// crash.
+int work_through_lies(const std::string& control_path, const std::atomic<bool>& ending,
+                      pid_t parent) {
   KvWorker worker(control_path);
-  for (std::uint64_t epoch = 1; !ending; ++epoch) {
+  for (std::uint64_t epoch = 1; !ending && ::getppid() == parent; ++epoch) {
     if (!worker.open("victim", epoch)) continue;
     (void)worker.append("victim", 40);
     for (const auto match : {LengthMatch::exact, LengthMatch::any}) {
@@ -225,7 +228,9 @@ TEST_F(SharedMemory, AWorkerOfTheSameShardMayMissButNeverCrashes) {
                               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(shared, MAP_FAILED);
   auto& ending = *new (shared) std::atomic<bool>(false);
-  ForkedChild victim([&] { return work_through_lies(daemon_.control_path(), ending); });
+  ForkedChild victim([&, parent = ::getpid()] {
+    return work_through_lies(daemon_.control_path(), ending, parent);
+  });
   ASSERT_TRUE(eventually([&] {
     const auto shard = shard_status(daemon_, "tiny");
     return shard.is_object() && shard.at("counters").at("releases") >= 3;
