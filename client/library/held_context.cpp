@@ -108,9 +108,9 @@ std::expected<std::optional<protocol::TruncateOperation>, Error> HeldContext::tr
   // the context.
   const auto now = published();
   if (now && to > *now) {
-    return std::unexpected(error(ErrorCode::invalid_argument, "truncate",
-                                 "to " + std::to_string(to.value()) + " tokens, there are " +
-                                     std::to_string(now->value())));
+    return std::unexpected(error(
+        ErrorCode::invalid_argument, "truncate",
+        "to " + std::to_string(to.value()) + " tokens, there are " + std::to_string(now->value())));
   }
   if (now && *now == to) return std::nullopt;
   return protocol::TruncateOperation{encode_name(session(), epoch()), position_.generation.value(),

@@ -54,15 +54,15 @@ std::filesystem::path made_up_trace(const std::filesystem::path& folder) {
 
 TEST(Soak, MadeUpTrafficForAMoment) {
   const testing::TemporaryDirectory folder;
-  expect_all_of_it_happened(soaked(made_up_trace(folder.path()),
-                                   {"--seconds=3", "--speed=max", "--max-bytes=24M"}));
+  expect_all_of_it_happened(
+      soaked(made_up_trace(folder.path()), {"--seconds=3", "--speed=max", "--max-bytes=24M"}));
 }
 
 TEST(Soak, ThatIsRefusedNearlyEverythingFails) {
   const testing::TemporaryDirectory folder;
-  const auto result = testing::run_program(
-      "hotkv-bench", {"soak", "--trace", made_up_trace(folder.path()).string(), "--seconds=2",
-                      "--speed=max", "--session-cap=1"});
+  const auto result =
+      testing::run_program("hotkv-bench", {"soak", "--trace", made_up_trace(folder.path()).string(),
+                                           "--seconds=2", "--speed=max", "--session-cap=1"});
   EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
   EXPECT_THAT(result.out, HasSubstr("most requests were interrupted"));
   EXPECT_THAT(result.out, HasSubstr("refused: "));

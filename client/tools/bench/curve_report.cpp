@@ -114,10 +114,9 @@ std::string text_of(const CurveReport& report) {
                std::to_string(memory * TraceRequest::kBlockTokens),
                format("%.2f %%", percent(curve.at(memory).blocks, curve.prompt_blocks()))});
   }
-  std::string text =
-      table.text() + "The largest prompt takes " +
-      tools::human_bytes(report.bytes_of(curve.largest_prompt())) +
-      ": below that the curve is not what a daemon does.\n";
+  std::string text = table.text() + "The largest prompt takes " +
+                     tools::human_bytes(report.bytes_of(curve.largest_prompt())) +
+                     ": below that the curve is not what a daemon does.\n";
   if (report.measured.empty()) return text;
   tools::TextTable measured({"MEASURED WITH", "BLOCKS REUSED", "EXPECTED"});
   for (const auto& point : report.measured) {
