@@ -14,6 +14,7 @@
 
 #include "shared/seqpacket.hpp"
 #include "tests/support/raw_client.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/small_daemon.hpp"
 
 namespace hotkv::testing {
@@ -21,13 +22,6 @@ namespace {
 
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Its allocator keeps what was freed, and its code takes several times as long: private bytes say
-// nothing of the daemon's own, and of what is slow there are fewer.
-constexpr bool kIsSanitized = true;
-#else
-constexpr bool kIsSanitized = false;
-#endif
 constexpr int kSlowReaders = kIsSanitized ? 2 : 12;
 
 class Budget : public SmallDaemon {
