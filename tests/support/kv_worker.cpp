@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <sys/time.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,16 @@ nlohmann::json admin_json(const DaemonProcess& daemon, const std::string& target
   const std::string reply = admin_get(daemon, target);
   const auto body = reply.find("\r\n\r\n");
   return nlohmann::json::parse(body == std::string::npos ? "null" : reply.substr(body + 4));
+}
+
+// False at the end of file, or after the patience of the socket.
+bool receive_turn(int end) {
+  char byte;
+  for (;;) {
+    const ssize_t received = ::recv(end, &byte, 1, 0);
+    if (received == 1) return true;
+    if (received == 0 || errno != EINTR) return false;  // a wait that was stopped is interrupted
+  }
 }
 
 }  // namespace
@@ -116,20 +127,17 @@ Turns::Turns() {
 }
 
 void Turns::arrive() const {
-  parent_end_.reset();  // the child's copy, so that the end of the parent shows
   (void)::send(child_end_.get(), "x", 1, MSG_NOSIGNAL);
 }
 
 void Turns::arrive_and_wait() const {
   arrive();
-  char byte;
-  if (::recv(child_end_.get(), &byte, 1, 0) != 1) ::_exit(99);  // the parent is gone
+  if (!receive_turn(child_end_.get())) ::_exit(99);
 }
 
 bool Turns::wait_for_child() {
   child_end_.reset();  // the parent's copy, so that a dead child shows as end of file
-  char byte;
-  return ::recv(parent_end_.get(), &byte, 1, 0) == 1;
+  return receive_turn(parent_end_.get());
 }
 
 void Turns::go_on() const {

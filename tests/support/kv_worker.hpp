@@ -75,7 +75,7 @@ class Turns {
   void go_on() const;
 
  private:
-  mutable UniqueFd parent_end_;
+  UniqueFd parent_end_;
   mutable UniqueFd child_end_;
 };
 
