@@ -33,10 +33,7 @@ class Budget : public SmallDaemon {
   std::uint64_t evicted() const { return shard_number("/counters/contexts_ended/evicted-lru"); }
 
   RawClient attached() const {
-    RawClient client(daemon_.control_path());
-    EXPECT_EQ(client.hello().header.status, 0U);
-    client.stay_alive(client.attach(worker_recipe(), Access::write));
-    return client;
+    return attached_client(daemon_.control_path(), Access::write, worker_recipe());
   }
   // Opens sessions [from, to) with ids of the greatest length, 256 a message.
   void open_many(RawClient& client, std::uint32_t from, std::uint32_t to) const {

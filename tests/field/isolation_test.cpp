@@ -26,9 +26,6 @@ namespace {
 
 using namespace protocol;
 
-bool is_done(const OperationResult& result) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::done);
-}
 bool is_unknown(const OperationResult& result) {
   return result.outcome == static_cast<std::uint32_t>(Outcome::miss) &&
          result.code == static_cast<std::uint32_t>(MissReason::unknown_session);

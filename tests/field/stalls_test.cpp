@@ -37,9 +37,7 @@ class Stalls : public UnderFire {
     return client;
   }
   RawClient attached(Access access = Access::write) {
-    RawClient client = connected();
-    client.stay_alive(client.attach(small_recipe(), access));
-    return client;
+    return attached_client(daemon_.control_path(), access);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -133,7 +134,8 @@ TEST_F(ControlFrames, AFloodOfEmptyFramesIsAnsweredAndCountedAndNearlySilent) {
 TEST_F(ControlFrames, DescriptorsThatComeWithAnyFrameAreDropped) {
   constexpr std::size_t kMostThatTheKernelPasses = 253;
   constexpr int kConversations = 25;
-  const RawClient witness = attached_client(daemon_);  // the shard's own files are there already
+  const RawClient witness =
+      attached_client(daemon_.control_path());  // the shard's own files are there already
   const int before = daemon_.open_descriptors();
   if (before < 0) GTEST_SKIP() << "the daemon's descriptors cannot be seen by this user";
   const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -194,7 +196,7 @@ class CutConversations : public UnderFire {
 // FR-080: what was said is done or not done, and with its sayers gone nothing is held.
 TEST_F(CutConversations, AHangUpAfterAnyMessageLeavesTheContextDoneOrNotDone) {
   constexpr std::size_t kOpenIs = 3;
-  RawClient witness = attached_client(daemon_);
+  RawClient witness = attached_client(daemon_.control_path());
   const std::uint64_t connections = status_number(daemon_, "/server/connections");
   constexpr int kRounds = 12;
   int cut = 0;

@@ -1,30 +1,15 @@
 #pragma once
-// A conversation with one right frame of every type, and what its answers mean.
+// A conversation with one right frame of every type.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
-
-#include <hotkv/cache_miss.hpp>
 
 #include "tests/support/kv_worker.hpp"
 #include "tests/support/raw_client.hpp"
 
 namespace hotkv::testing {
-
-[[nodiscard]] inline bool is_done(const protocol::OperationResult& result) {
-  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done);
-}
-[[nodiscard]] inline bool is_error(const protocol::OperationResult& result, ErrorCode code) {
-  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::error) &&
-         result.code == static_cast<std::uint32_t>(code);
-}
-[[nodiscard]] inline bool is_miss(const protocol::OperationResult& result, MissReason reason) {
-  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::miss) &&
-         result.code == static_cast<std::uint32_t>(reason);
-}
 
 // In this order they are a whole life of a client and of a context.
 inline constexpr std::array kConversation{protocol::Type::hello,   protocol::Type::attach,
@@ -58,33 +43,6 @@ inline constexpr std::array kConversation{protocol::Type::hello,   protocol::Typ
     case Type::explain: return make_frame<ExplainOperation>(type, kRequest, {explain});
   }
   return {};
-}
-
-// Greets and attaches; its page stays its own as a mapping would keep it.
-[[nodiscard]] inline RawClient attached_client(const DaemonProcess& daemon,
-                                               Access access = Access::write,
-                                               const Recipe& recipe = small_recipe()) {
-  RawClient client(daemon.control_path());
-  (void)client.hello();
-  client.stay_alive(client.attach(recipe, access));
-  return client;
-}
-
-// A page of the admin socket.
-[[nodiscard]] inline nlohmann::json admin_page(const DaemonProcess& daemon,
-                                               const std::string& target) {
-  const std::string reply = admin_get(daemon, target);
-  const std::size_t body = reply.find("\r\n\r\n");
-  return nlohmann::json::parse(body == std::string::npos ? "null" : reply.substr(body + 4));
-}
-// What /status says of the shard of a model.
-[[nodiscard]] inline nlohmann::json shard_status(const DaemonProcess& daemon,
-                                                 const std::string& model) {
-  const nlohmann::json status = admin_page(daemon, "/status");
-  for (const auto& shard : status.at("shards")) {
-    if (shard.at("key").at("model_id") == model) return shard;
-  }
-  return nullptr;
 }
 
 }  // namespace hotkv::testing

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,8 @@ std::uint64_t refused_of_three(RawClient& client, std::uint32_t generation) {
 // A holder whose context is in its third generation, with room for 20 tokens.
 class HeldContext {
  public:
-  explicit HeldContext(const DaemonProcess& daemon) : client(attached_client(daemon)) {
+  explicit HeldContext(const DaemonProcess& daemon)
+      : client(attached_client(daemon.control_path())) {
     const OperationResult first = client.open("session", 1);
     (void)client.close("session", 1, first.generation);
     const OperationResult second = client.open("session", 1);
@@ -56,7 +58,7 @@ class HeldContext {
 
 TEST_F(ForeignOperations, AnothersContextIsRefusedWhateverGenerationIsNamed) {
   HeldContext held(daemon_);
-  RawClient thief = attached_client(daemon_);
+  RawClient thief = attached_client(daemon_.control_path());
   const std::vector<std::uint32_t> generations{
       held.generation, 0, held.generation - 1, held.generation + 1, 0xffff'fff0, 0xffff'ffff};
   for (const std::uint32_t generation : generations) {
@@ -81,7 +83,7 @@ TEST_F(ForeignOperations, OnesOwnContextIsRefusedInEveryGenerationButTheOneThatS
 
 TEST_F(ForeignOperations, AReleaseOfAnotherGenerationLeavesTheContext) {
   HeldContext held(daemon_);
-  RawClient other = attached_client(daemon_);
+  RawClient other = attached_client(daemon_.control_path());
   for (const std::uint32_t generation :
        {held.generation - 2, held.generation - 1, held.generation + 1, 0xffff'ffffU}) {
     const auto results = other.operate<protocol::ReleaseOperation>(
@@ -134,7 +136,7 @@ TEST_F(ForeignOperations, ATruncateThatIsNoRollBackIsRefusedAndTheLengthStands) 
 
 TEST_F(ForeignOperations, AppendsBeyondEveryLengthAreRefusedAndNobodyIsEvictedForThem) {
   HeldContext held(daemon_);
-  RawClient neighbour = attached_client(daemon_);
+  RawClient neighbour = attached_client(daemon_.control_path());
   ASSERT_TRUE(is_done(neighbour.open("neighbour", 1)));
   const std::vector<std::uint32_t> lengths{0x0010'0000, 0x7fff'fff0, 0x7fff'ffff,
                                            0x8000'0000, 0xffff'fff0, 0xffff'ffff};

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ TEST_F(MessageOrders, EveryOrderOfFourMessagesIsAnsweredAsItsStateSays) {
   for (const Type type : kConversation) {
     frames.push_back(right_frame(type, small_recipe(), "session", 1));
   }
-  const RawClient witness = attached_client(daemon_);
+  const RawClient witness = attached_client(daemon_.control_path());
   std::size_t orders = 1;
   for (std::size_t message = 0; message < kMessages; ++message) orders *= types;
   for (std::size_t order = 0; order < orders; ++order) {
@@ -73,8 +74,8 @@ class Refusals : public UnderFire {
 };
 
 TEST_F(Refusals, OfOperationsSayWhyAndAreCounted) {
-  RawClient holder = attached_client(daemon_);
-  RawClient other = attached_client(daemon_);
+  RawClient holder = attached_client(daemon_.control_path());
+  RawClient other = attached_client(daemon_.control_path());
   const std::uint32_t generation = holder.open("session", 5).generation;
   OpenOperation foreign{context_name("session", 5), {}};  // a fingerprint that is nobody's
   struct Refused {
@@ -119,7 +120,8 @@ TEST_F(Refusals, OfWhatIsFullSayHowMuchThereIsAndAreCounted) {
   };
   // The honest worker's shard is the other one.
   std::vector<RawClient> clients;
-  for (int count = 0; count < 3; ++count) clients.push_back(attached_client(daemon_));
+  for (int count = 0; count < 3; ++count)
+    clients.push_back(attached_client(daemon_.control_path()));
   RawClient one_more(daemon_.control_path());
   ASSERT_EQ(one_more.hello().header.status, 0U);
   const RawReply no_page = one_more.attach(small_recipe(), Access::read);

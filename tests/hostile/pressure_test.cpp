@@ -44,11 +44,11 @@ Bytes full_explain(const std::string& session) {
 // time.
 TEST_F(Pressure, AClientThatNeverReadsItsRightAnswersIsDisconnected) {
   constexpr int kFarMoreThanFits = 5000;
-  RawClient other = attached_client(daemon_);
+  RawClient other = attached_client(daemon_.control_path());
   std::uint64_t disconnected = 0;
   for (const Type type : {Type::explain, Type::append}) {
     const std::string session = "session-" + std::to_string(disconnected);
-    RawClient deaf = attached_client(daemon_);
+    RawClient deaf = attached_client(daemon_.control_path());
     const OperationResult opened = deaf.open(session, 1);
     ASSERT_TRUE(is_done(opened));
     const Bytes frame =
@@ -70,7 +70,7 @@ TEST_F(Pressure, AStoppedClientHoldsNobodyUpAndGoesOnWhereItWas) {
   constexpr int kUnread = 20;
   Turns turns;
   ForkedChild child([&] {
-    RawClient client = attached_client(daemon_);
+    RawClient client = attached_client(daemon_.control_path());
     const OperationResult opened = client.open("session", 1);
     const Bytes frame = full_explain("session");
     for (int sent = 0; sent < kUnread; ++sent) client.send(frame);
@@ -83,7 +83,7 @@ TEST_F(Pressure, AStoppedClientHoldsNobodyUpAndGoesOnWhereItWas) {
   });
   ASSERT_TRUE(turns.wait_for_child());
   child.stop();
-  RawClient other = attached_client(daemon_);
+  RawClient other = attached_client(daemon_.control_path());
   EXPECT_TRUE(is_error(other.open("session", 1), ErrorCode::session_busy));
   EXPECT_TRUE(is_done(other.open("another", 1)));
   EXPECT_TRUE(honest_->goes_on());
@@ -117,8 +117,8 @@ std::uint64_t flood(RawClient& client, const std::string& session, std::uint64_t
 
 TEST_F(Pressure, TwoClientsThatFloodAreAllAnsweredAndTheHonestOneIsServedMeanwhile) {
   constexpr std::uint64_t kFlood = 15'000;
-  RawClient first = attached_client(daemon_);
-  RawClient second = attached_client(daemon_);
+  RawClient first = attached_client(daemon_.control_path());
+  RawClient second = attached_client(daemon_.control_path());
   const std::uint64_t rounds_before = honest_->rounds();
   const std::uint64_t frames_before = frames_received(daemon_);
   std::uint64_t answered_first = 0;
@@ -138,8 +138,8 @@ TEST_F(Pressure, EveryKindOfRefusedFrameAtFullSpeedIsCountedExactlyAndLoggedAFew
   RawClient stranger(daemon_.control_path());
   RawClient greeted(daemon_.control_path());
   (void)greeted.hello();
-  RawClient writer = attached_client(daemon_);
-  RawClient reader = attached_client(daemon_, Access::read);
+  RawClient writer = attached_client(daemon_.control_path());
+  RawClient reader = attached_client(daemon_.control_path(), Access::read);
   const auto attach_frame = [](auto change) {
     AttachRequest attach{encode_recipe(small_recipe()), 2, 0, 0};
     change(attach.recipe);

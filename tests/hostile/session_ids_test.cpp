@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,7 @@ class SessionIds : public UnderFire {
 // FR-082: an id is 1 to 128 bytes, on the wire and in the tool; the library cannot be given
 // another.
 TEST_F(SessionIds, OfNoByteOrTooManyAreRefusedInEveryOperation) {
-  RawClient client = attached_client(daemon_);
+  RawClient client = attached_client(daemon_.control_path());
   std::uint64_t sent = 0;
   for (const std::uint32_t bytes : {0U, 129U, 0x8000'0000U, 0xffff'ffffU}) {
     for (const Type type : kConversation) {
@@ -213,7 +214,7 @@ TEST_F(Recipes, ThatNoModelHasAreRefusedByFieldAndTheConnectionGoesOn) {
 // A model id may fill its field; nothing of what lies behind it is taken for a part of the name.
 TEST_F(Recipes, AModelIdThatFillsItsFieldEndsWithIt) {
   const std::string longest(Recipe::kModelIdBytesMax, 'x');
-  RawClient client = attached_client(daemon_, Access::write, small_recipe(longest));
+  RawClient client = attached_client(daemon_.control_path(), Access::write, small_recipe(longest));
   EXPECT_TRUE(is_done(client.open("session", 1)));
   EXPECT_EQ(shard_status(daemon_, longest).at("contexts"), 1);
 }

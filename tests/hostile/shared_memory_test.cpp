@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -148,7 +149,7 @@ class SharedMemory : public UnderFire {
 TEST_F(SharedMemory, EveryKindOfValueInEveryWritableWordHurtsNobodyElse) {
   {
     Scribbler scribbler(daemon_);
-    RawClient other = attached_client(daemon_, Access::write, worker_recipe());
+    RawClient other = attached_client(daemon_.control_path(), Access::write, worker_recipe());
     Provoker own(scribbler.client());
     Provoker others(other);
     own.provoke();
@@ -175,7 +176,7 @@ TEST_F(SharedMemory, EveryKindOfValueInEveryWritableWordHurtsNobodyElse) {
 TEST_F(SharedMemory, ValuesThatCouldBeTrueHurtNobodyElse) {
   {
     Scribbler scribbler(daemon_);
-    RawClient other = attached_client(daemon_, Access::write, worker_recipe());
+    RawClient other = attached_client(daemon_.control_path(), Access::write, worker_recipe());
     Provoker own(scribbler.client());
     Provoker others(other);
     const auto slot_count = scribbler.header().capacities.slot_count;

@@ -22,14 +22,6 @@ namespace {
 
 using namespace protocol;
 
-bool is_done(const OperationResult& result) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::done);
-}
-bool is_error(const OperationResult& result, ErrorCode code) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::error) &&
-         result.code == static_cast<std::uint32_t>(code);
-}
-
 class ControlAccess : public ::testing::Test {
  protected:
   struct Attached {

@@ -20,18 +20,6 @@ namespace {
 using namespace protocol;
 using Results = std::vector<OperationResult>;
 
-bool is_done(const OperationResult& result) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::done);
-}
-bool is_miss(const OperationResult& result, MissReason reason) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::miss) &&
-         result.code == static_cast<std::uint32_t>(reason);
-}
-bool is_error(const OperationResult& result, ErrorCode code) {
-  return result.outcome == static_cast<std::uint32_t>(Outcome::error) &&
-         result.code == static_cast<std::uint32_t>(code);
-}
-
 class ControlProtocol : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err(); }
@@ -45,12 +33,7 @@ class ControlProtocol : public ::testing::Test {
 
   RawClient connected() { return RawClient(daemon_.control_path()); }
   RawClient attached(Access access = Access::write, const Recipe& recipe = small_recipe()) {
-    RawClient client = connected();
-    EXPECT_EQ(client.hello().header.status, 0U);
-    const RawReply reply = client.attach(recipe, access);
-    EXPECT_EQ(reply.header.status, 0U);
-    client.stay_alive(reply);
-    return client;
+    return attached_client(daemon_.control_path(), access, recipe);
   }
 
   DaemonProcess daemon_{{.flags = {"--max-bytes=16M", "--hugepages=off", "--chunk-tokens=16"}}};

@@ -29,12 +29,6 @@ SessionId session_id(std::string_view session) {
   return SessionId::from(session).value();
 }
 
-nlohmann::json admin_json(const DaemonProcess& daemon, const std::string& target) {
-  const std::string reply = admin_get(daemon, target);
-  const auto body = reply.find("\r\n\r\n");
-  return nlohmann::json::parse(body == std::string::npos ? "null" : reply.substr(body + 4));
-}
-
 // False at the end of file, or after the patience of the socket.
 bool receive_turn(int end) {
   char byte;
@@ -148,17 +142,31 @@ std::string admin_get(const DaemonProcess& daemon, const std::string& target) {
   return exchange_text(daemon.admin_path(), "GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n");
 }
 
+nlohmann::json admin_page(const DaemonProcess& daemon, const std::string& target) {
+  const std::string reply = admin_get(daemon, target);
+  const auto body = reply.find("\r\n\r\n");
+  return nlohmann::json::parse(body == std::string::npos ? "null" : reply.substr(body + 4));
+}
+
+nlohmann::json shard_status(const DaemonProcess& daemon, const std::string& model) {
+  const nlohmann::json status = admin_page(daemon, "/status");
+  for (const auto& shard : status.at("shards")) {
+    if (shard.at("key").at("model_id") == model) return shard;
+  }
+  return nullptr;
+}
+
 std::string broken_invariant(const DaemonProcess& daemon) {
   const std::string reply = admin_get(daemon, "/verify");
   return reply.starts_with("HTTP/1.1 200") ? "" : reply;
 }
 
 std::uint64_t status_number(const DaemonProcess& daemon, const std::string& place) {
-  return admin_json(daemon, "/status").value(nlohmann::json::json_pointer(place), std::uint64_t{0});
+  return admin_page(daemon, "/status").value(nlohmann::json::json_pointer(place), std::uint64_t{0});
 }
 
 std::uint64_t refusals(const DaemonProcess& daemon, const std::string& code) {
-  const nlohmann::json status = admin_json(daemon, "/status");
+  const nlohmann::json status = admin_page(daemon, "/status");
   std::uint64_t sum = 0;
   for (const auto& shard : status.at("shards")) {
     sum += shard.at("counters").at("refusals").value(code, std::uint64_t{0});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,10 @@ class Turns {
 
 // What the daemon says of itself over the admin socket.
 [[nodiscard]] std::string admin_get(const DaemonProcess& daemon, const std::string& target);
+// The same, parsed; null where there is no such page.
+[[nodiscard]] nlohmann::json admin_page(const DaemonProcess& daemon, const std::string& target);
+// What /status says of the shard of a model; null where there is none.
+[[nodiscard]] nlohmann::json shard_status(const DaemonProcess& daemon, const std::string& model);
 // "" if every invariant holds, else the first broken one.
 [[nodiscard]] std::string broken_invariant(const DaemonProcess& daemon);
 // A number in the account of /status: "used_bytes", "provisioned_bytes", …

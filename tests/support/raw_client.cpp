@@ -1,6 +1,7 @@
 #include "tests/support/raw_client.hpp"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -168,6 +169,29 @@ OperationResult RawClient::explain(std::string_view session, std::uint64_t epoch
   operation.expected_tokens = expected;
   operation.match = static_cast<std::uint32_t>(LengthMatch::exact);
   return only(operate<protocol::ExplainOperation>(Type::explain, {operation}));
+}
+
+RawClient attached_client(const std::string& control_path, Access access, const Recipe& recipe) {
+  RawClient client(control_path);
+  EXPECT_EQ(client.hello().header.status, 0U);
+  const RawReply attached = client.attach(recipe, access);
+  EXPECT_EQ(attached.header.status, 0U) << attached.text;
+  client.stay_alive(attached);
+  return client;
+}
+
+bool is_done(const protocol::OperationResult& result) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done);
+}
+
+bool is_miss(const protocol::OperationResult& result, MissReason reason) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::miss) &&
+         result.code == static_cast<std::uint32_t>(reason);
+}
+
+bool is_error(const protocol::OperationResult& result, ErrorCode code) {
+  return result.outcome == static_cast<std::uint32_t>(protocol::Outcome::error) &&
+         result.code == static_cast<std::uint32_t>(code);
 }
 
 protocol::ContextName context_name(std::string_view session, std::uint64_t epoch) {

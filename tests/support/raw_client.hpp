@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <hotkv/cache_miss.hpp>
 #include <hotkv/error.hpp>
 #include <hotkv/recipe.hpp>
 #include <hotkv/types.hpp>
@@ -101,9 +102,20 @@ class RawClient {
   std::uint64_t last_request_id_ = 0;
 };
 
-[[nodiscard]] protocol::ContextName context_name(std::string_view session, std::uint64_t epoch);
 // llama, f16, 2 layers of 2 heads of 32: 512 bytes a token.
 [[nodiscard]] Recipe small_recipe(std::string model_id = "model-a");
+
+// Greets and attaches; its page stays its own as a mapping would keep it.
+[[nodiscard]] RawClient attached_client(const std::string& control_path,
+                                        Access access = Access::write,
+                                        const Recipe& recipe = small_recipe());
+
+// What an operation came to.
+[[nodiscard]] bool is_done(const protocol::OperationResult& result);
+[[nodiscard]] bool is_miss(const protocol::OperationResult& result, MissReason reason);
+[[nodiscard]] bool is_error(const protocol::OperationResult& result, ErrorCode code);
+
+[[nodiscard]] protocol::ContextName context_name(std::string_view session, std::uint64_t epoch);
 
 // Says `request` on a stream socket and reads to the end: HTTP as it is.
 [[nodiscard]] std::string exchange_text(const std::string& socket_path, std::string_view request);

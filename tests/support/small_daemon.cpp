@@ -17,14 +17,9 @@ std::vector<std::string> with_defaults(std::vector<std::string> flags) {
   return flags;
 }
 
-nlohmann::json page(const DaemonProcess& daemon, const std::string& target) {
-  const std::string reply = admin_get(daemon, target);
-  return nlohmann::json::parse(reply.substr(reply.find("\r\n\r\n") + 4));
-}
-
 std::size_t count_contexts(const DaemonProcess& daemon,
                            const std::function<bool(const nlohmann::json&)>& is_wanted) {
-  const nlohmann::json contexts = page(daemon, "/contexts?limit=10000").at("contexts");
+  const nlohmann::json contexts = admin_page(daemon, "/contexts?limit=10000").at("contexts");
   return static_cast<std::size_t>(std::ranges::count_if(contexts, is_wanted));
 }
 
@@ -34,12 +29,9 @@ SmallDaemon::SmallDaemon(const std::vector<std::string>& flags)
     : daemon_({.flags = with_defaults(flags)}) {}
 
 std::uint64_t SmallDaemon::shard_number(const std::string& place) const {
-  const nlohmann::json status = page(daemon_, "/status");
-  for (const auto& shard : status.at("shards")) {
-    if (shard.at("key").at("model_id") != worker_recipe().fields().model_id) continue;
-    return shard.value(nlohmann::json::json_pointer(place), std::uint64_t{0});
-  }
-  return 0;
+  const nlohmann::json shard = shard_status(daemon_, worker_recipe().fields().model_id);
+  if (shard.is_null()) return 0;
+  return shard.value(nlohmann::json::json_pointer(place), std::uint64_t{0});
 }
 
 std::size_t SmallDaemon::pinned_contexts() const {
