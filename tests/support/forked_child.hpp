@@ -6,7 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <mutex>
 #include <utility>
+
+#include "tests/support/fork_gate.hpp"
 
 namespace hotkv::testing {
 
@@ -45,11 +48,16 @@ class ForkedChild {
 
  private:
   template <class Body>
-  ForkedChild(Body body, pid_t parent) : pid_(::fork()) {
+  ForkedChild(Body body, pid_t parent) : pid_(fork_alone()) {
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(126);
     ::_exit([&]() noexcept -> int { return body(); }());
+  }
+
+  static pid_t fork_alone() {
+    const std::unique_lock alone(fork_gate());
+    return ::fork();
   }
 
   pid_t pid_;

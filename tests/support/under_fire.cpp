@@ -1,7 +1,10 @@
 #include "tests/support/under_fire.hpp"
 
 #include <algorithm>
+#include <shared_mutex>
 #include <sstream>
+
+#include "tests/support/fork_gate.hpp"
 
 namespace hotkv::testing {
 
@@ -28,7 +31,10 @@ bool HonestWorker::goes_on() const {
 
 void HonestWorker::run() {
   while (!ending_) {
-    run_round();
+    {
+      const std::shared_lock working(fork_gate());
+      run_round();
+    }
     ++rounds_;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
