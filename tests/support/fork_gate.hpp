@@ -3,13 +3,14 @@
 // inside the allocator finds it locked for good. The C library unlocks its own in the child, the
 // allocator of a sanitizer does not.
 
-#include <shared_mutex>
+#include <mutex>
 
 namespace hotkv::testing {
 
-// Threads of a test hold it shared while they work; a fork holds it alone.
-inline std::shared_mutex& fork_gate() {
-  static std::shared_mutex gate;
+// Held by a thread of a test while it works, and by whoever forks. A plain mutex, which the child
+// may unlock as well; a shared one remembers its owner by a number that the child has not.
+inline std::mutex& fork_gate() {
+  static std::mutex gate;
   return gate;
 }
 

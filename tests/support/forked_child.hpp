@@ -56,7 +56,7 @@ class ForkedChild {
   }
 
   static pid_t fork_alone() {
-    const std::unique_lock alone(fork_gate());
+    const std::lock_guard alone(fork_gate());
     return ::fork();
   }
 

@@ -1,7 +1,7 @@
 #include "tests/support/under_fire.hpp"
 
 #include <algorithm>
-#include <shared_mutex>
+#include <mutex>
 #include <sstream>
 
 #include "tests/support/fork_gate.hpp"
@@ -32,7 +32,7 @@ bool HonestWorker::goes_on() const {
 void HonestWorker::run() {
   while (!ending_) {
     {
-      const std::shared_lock working(fork_gate());
+      const std::lock_guard working(fork_gate());
       run_round();
     }
     ++rounds_;
