@@ -192,18 +192,25 @@ TEST_F(Sockets, AClientAtItsDescriptorLimitIsToldSoAndLaterAttaches) {
 // default deadline.
 TEST_F(Sockets, AStormOfClientsIsServedThoughTheDaemonSleepsAtFirst) {
   constexpr int kClients = kIsSanitized ? 32 : 256;  // one for each page of a shard
-  daemon_.signal(SIGSTOP);
-  const auto stopped = std::chrono::steady_clock::now();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd start(ends[0]);
+  UniqueFd not_yet(ends[1]);
   std::vector<ForkedChild> crowd;
   for (int number = 0; number < kClients; ++number) {
     crowd.emplace_back([&] {
+      char nothing;
+      not_yet.reset();
+      if (::read(start.get(), &nothing, 1) != 0) return 3;  // ends when all are told to begin
       auto client = attach_at(daemon_.control_path());
       if (!client) return 1;
       const auto session = SessionId::from("storm-" + std::to_string(number)).value();
       return client->open(session, Epoch{1}) ? 0 : 2;
     });
   }
-  std::this_thread::sleep_until(stopped + std::chrono::milliseconds(500));
+  daemon_.signal(SIGSTOP);
+  not_yet.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   daemon_.signal(SIGCONT);
   int failed = 0;
   for (ForkedChild& child : crowd) failed += child.exit_code() != 0;
