@@ -285,13 +285,14 @@ TEST_F(Grants, OneThatWasRefusedCanStillGoForTheNextOfTheMessage) {
   ASSERT_TRUE(worker->append("small", 1, 2 * 16));
   ASSERT_TRUE(other->open("pinned", 1));
   ASSERT_TRUE(other->pin_for_writing(other->grant("pinned", 1, 3 * 16).value()));
-  const auto append = [&](const char* session, std::uint32_t chunks) {
-    const auto generation = worker->open(session, 1).value().generation;
+  const auto big = worker->open("big", 1).value().generation;
+  const auto small = worker->open("small", 1).value().generation;
+  const auto append = [&](const char* session, Generation generation, std::uint32_t chunks) {
     return h->core->append(worker->client, id(session), Epoch{1}, generation,
                            TokenCount{chunks * 16});
   };
-  EXPECT_TRUE(std::get<Refusal>(append("big", 14)).is(ErrorCode::budget_exceeded));
-  EXPECT_FALSE(std::holds_alternative<Refusal>(append("small", 8)));
+  EXPECT_TRUE(std::get<Refusal>(append("big", big, 14)).is(ErrorCode::budget_exceeded));
+  EXPECT_FALSE(std::holds_alternative<Refusal>(append("small", small, 8)));
 }
 
 TEST_F(Grants, AppendsOfOneContextThatWaitForOneOrderAreBounded) {

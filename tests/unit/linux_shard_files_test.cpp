@@ -104,8 +104,20 @@ TEST_F(LinuxShardFilesTest, AnOrderIsCarriedOutAndAnswered) {
 
 TEST_F(LinuxShardFilesTest, ExtentsBesideAndApartAreAllocatedAllAndNothingElse) {
   const std::uint64_t before = allocated_bytes();
-  run_order(17, {extent(3), extent(4), extent(5), extent(9), extent(8), extent(20)});
+  const std::vector<core::ExtentRange> extents{extent(3), extent(4), extent(5),
+                                               extent(9), extent(8), extent(20)};
+  run_order(17, extents);
   EXPECT_EQ(allocated_bytes(), before + 6 * plan_->geometry.extent_bytes);
+  // Without these nothing is left: it was these.
+  const auto attached = files_->open_for({shard_, PageIndex{8}}, Access::write);
+  for (const core::ExtentRange& range : extents) {
+    ASSERT_EQ(
+        ::fallocate(attached->descriptors[1].get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(range.arena_offset.value()),
+                    static_cast<off_t>(range.size_bytes)),
+        0);
+  }
+  EXPECT_EQ(allocated_bytes(), before);
 }
 
 TEST_F(LinuxShardFilesTest, ADroppedShardIsGoneAndItsDropIsNobodysAnswer) {
