@@ -6,10 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <mutex>
 #include <utility>
 
-#include "tests/support/fork_gate.hpp"
+#include "tests/support/quiet_fork.hpp"
 
 namespace hotkv::testing {
 
@@ -48,16 +47,11 @@ class ForkedChild {
 
  private:
   template <class Body>
-  ForkedChild(Body body, pid_t parent) : pid_(fork_alone()) {
+  ForkedChild(Body body, pid_t parent) : pid_(quiet_fork()) {
     if (pid_ != 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(126);
     ::_exit([&]() noexcept -> int { return body(); }());
-  }
-
-  static pid_t fork_alone() {
-    const std::lock_guard alone(fork_gate());
-    return ::fork();
   }
 
   pid_t pid_;

@@ -1,69 +1,64 @@
 #include "tests/support/under_fire.hpp"
 
 #include <algorithm>
-#include <mutex>
 #include <sstream>
-
-#include "tests/support/fork_gate.hpp"
+#include <thread>
+#include <utility>
 
 namespace hotkv::testing {
 
 HonestWorker::HonestWorker(const std::string& control_path)
-    : worker_(control_path, worker_recipe({0, 1}, "bystander")), thread_([this] { run(); }) {}
+    : process_([&] { return work(control_path, figures()); }) {}
 
 HonestWorker::~HonestWorker() {
   stop();
 }
 
 void HonestWorker::stop() {
-  ending_ = true;
-  if (thread_.joinable()) thread_.join();
+  if (std::exchange(stopped_, true)) return;
+  figures().ending = true;
+  ended_in_order_ = process_.exit_code() == 0;
 }
 
 bool HonestWorker::goes_on() const {
-  const std::uint64_t wanted = rounds_ + 3;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (rounds_ < wanted && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return rounds_ >= wanted;
+  const std::uint64_t wanted = rounds() + 3;
+  return eventually([&] { return rounds() >= wanted; });
 }
 
-void HonestWorker::run() {
-  while (!ending_) {
-    {
-      const std::lock_guard working(fork_gate());
-      run_round();
-    }
-    ++rounds_;
+int HonestWorker::work(const std::string& control_path, Figures& figures) {
+  KvWorker worker(control_path, worker_recipe({0, 1}, "bystander"));
+  while (!figures.ending) {
+    work_a_round(worker, figures);
+    ++figures.rounds;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+  return 0;
 }
 
-void HonestWorker::run_round() {
+void HonestWorker::work_a_round(KvWorker& worker, Figures& figures) {
   constexpr std::uint32_t kTokens = 40;  // two chunks and a half
   constexpr std::uint32_t kKept = 17;
-  const std::uint64_t epoch = rounds_ + 1;
+  const std::uint64_t epoch = figures.rounds + 1;
   const auto check = [&](std::uint32_t length) {
-    const auto view = worker_.client().resolve(SessionId::from("honest").value(), Epoch{epoch},
-                                               TokenCount{length});
+    const auto view = worker.client().resolve(SessionId::from("honest").value(), Epoch{epoch},
+                                              TokenCount{length});
     if (!view) {
-      ++failed_calls_;
+      ++figures.failed_calls;
     } else {
-      wrong_bytes_ += testing::wrong_bytes(worker_.client().recipe(), "honest", epoch, *view);
+      figures.wrong_bytes += testing::wrong_bytes(worker.client().recipe(), "honest", epoch, *view);
     }
   };
-  if (!worker_.open("honest", epoch) || !worker_.append("honest", kTokens)) {
-    ++failed_calls_;
+  if (!worker.open("honest", epoch) || !worker.append("honest", kTokens)) {
+    ++figures.failed_calls;
     return;
   }
   check(kTokens);
-  if (!worker_.context("honest").truncate(TokenCount{kKept})) ++failed_calls_;
+  if (!worker.context("honest").truncate(TokenCount{kKept})) ++figures.failed_calls;
   check(kKept);
-  if (!worker_.append("honest", 1)) ++failed_calls_;
+  if (!worker.append("honest", 1)) ++figures.failed_calls;
   check(kKept + 1);
-  if (!worker_.context("honest").release()) ++failed_calls_;
-  worker_.drop("honest");
+  if (!worker.context("honest").release()) ++figures.failed_calls;
+  worker.drop("honest");
 }
 
 void UnderFire::SetUp() {
@@ -76,6 +71,7 @@ void UnderFire::TearDown() {
   ASSERT_NE(honest_, nullptr);
   EXPECT_TRUE(honest_->goes_on()) << daemon_.err();
   honest_->stop();
+  EXPECT_TRUE(honest_->ended_in_order());
   EXPECT_EQ(honest_->wrong_bytes(), 0U);
   EXPECT_EQ(honest_->failed_calls(), 0U);
   EXPECT_EQ(broken_invariant(daemon_), "");
