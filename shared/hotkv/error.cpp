@@ -43,6 +43,7 @@ std::string_view to_string(ErrorCode code) {
     case ErrorCode::too_many_pins: return "too-many-pins";
     case ErrorCode::address_in_use: return "address-in-use";
     case ErrorCode::configuration_error: return "configuration-error";
+    case ErrorCode::shard_replaced: return "shard-replaced";
   }
   return kUnknownError;
 }

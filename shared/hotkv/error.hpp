@@ -41,11 +41,12 @@ enum class ErrorCode : std::uint32_t {
   too_many_pins = 28,            // every pin word of this client is in use
   address_in_use = 29,           // a live daemon (or something else) is at the socket path
   configuration_error = 30,      // a key, flag or value of the configuration
+  shard_replaced = 31,           // the daemon has no such page: it started with other memory
 };
 
 // Size of an array that is indexed by the number of a code; index 0 is none's.
 inline constexpr std::size_t kErrorCodes =
-    static_cast<std::size_t>(ErrorCode::configuration_error) + 1;
+    static_cast<std::size_t>(ErrorCode::shard_replaced) + 1;
 
 // The stable text of a code, as logs, metrics and JSON show it: "budget-exceeded".
 [[nodiscard]] std::string_view to_string(ErrorCode code);

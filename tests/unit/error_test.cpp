@@ -43,6 +43,7 @@ TEST(ErrorCode, NumbersOnTheWireNeverMove) {
   EXPECT_EQ(static_cast<std::uint32_t>(ErrorCode::budget_exceeded), 13u);
   EXPECT_EQ(static_cast<std::uint32_t>(ErrorCode::daemon_unavailable), 20u);
   EXPECT_EQ(static_cast<std::uint32_t>(ErrorCode::configuration_error), 30u);
+  EXPECT_EQ(static_cast<std::uint32_t>(ErrorCode::shard_replaced), 31u);
 }
 
 TEST(Error, MessageSaysWhatOnWhatAndWhy) {
