@@ -16,6 +16,8 @@
 
 #include <hotkv/error.hpp>
 
+#include "shared/seqpacket.hpp"  // kSocketPathBytesMax
+
 namespace hotkv {
 
 enum class HugePages {
@@ -71,9 +73,6 @@ struct Config {
 
   LogLevel log_level = LogLevel::info;
 };
-
-// Bytes a socket path can have: what sun_path holds without its terminating zero.
-inline constexpr std::size_t kSocketPathBytesMax = 107;
 
 // What the outside contributes; a test puts its own values here.
 struct Environment {

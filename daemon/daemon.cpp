@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/adoption.hpp"
 #include "daemon/core/core.hpp"
 #include "daemon/effective_limits.hpp"
 #include "daemon/linux_shard_files.hpp"
@@ -94,6 +95,15 @@ std::string config_line(Config config, const core::Limits& limits) {
   return line + " hugepages_effective=" + (limits.huge_pages ? "on" : "off");
 }
 
+std::string restart_text(Adoption::Restart restart) {
+  switch (restart) {
+    case Adoption::Restart::unknown: return "unknown";
+    case Adoption::Restart::keeps: return "keeps";
+    case Adoption::Restart::cold: return "cold";
+  }
+  return "unknown";
+}
+
 // A dump would hold every tenant's bytes that a mapping's advice did not cover, and another process
 // of our uid could read our memory and descriptors.
 void settle_process() {
@@ -163,6 +173,7 @@ class Daemon::Impl {
   const std::vector<std::string> certified_architectures_;
   LinuxShardFiles files_;
   core::Core core_;
+  Adoption adoption_;
   server::ServerCounters counters_;
   server::Attacher attacher_;
   server::Dispatcher dispatcher_;
@@ -181,10 +192,11 @@ Daemon::Impl::Impl(const Config& config, ProcessIs process, Parts parts)
       process_(process),
       parts_(std::move(parts)),
       certified_architectures_(config.certified_architectures),
-      files_(*parts_.provisioner, parts_.limits.huge_pages),
+      files_(*parts_.provisioner, service_manager_, parts_.limits.huge_pages),
       core_(
           parts_.limits, [] { return static_cast<std::uint64_t>(platform::now().count()); },
           files_),
+      adoption_(core_, files_, service_manager_, certified_architectures_, log_),
       attacher_(core_, files_, certified_architectures_),
       dispatcher_(core_, files_, attacher_, counters_, events_),
       control_(io_, parts_.control.take_fd(), config.max_connections, peer_of, dispatcher_,
@@ -194,6 +206,7 @@ Daemon::Impl::Impl(const Config& config, ProcessIs process, Parts parts)
   parts_.loop->take_completions = [this] { take_completions(); };
   log_.info("event=start version={} pid={} uid={}", HOTKV_VERSION, ::getpid(), ::geteuid());
   log_.info("{}", config_line(config, parts_.limits));
+  adoption_.run();
 }
 
 void Daemon::Impl::run() {
@@ -218,7 +231,10 @@ server::DaemonFacts Daemon::Impl::facts() const {
           .pid = static_cast<std::uint32_t>(::getpid()),
           .uptime_ms = static_cast<std::uint64_t>((platform::now() - started_).count()),
           .longest_stall_ms = static_cast<std::uint64_t>(longest_stall_.count()),
-          .log_lines_lost = parts_.log->lost_lines()};
+          .log_lines_lost = parts_.log->lost_lines(),
+          .restart = restart_text(adoption_.restart()),
+          .adopted_shards = adoption_.adopted_shards(),
+          .refused_shards = adoption_.refused_shards()};
 }
 
 void Daemon::Impl::take_completions() {
@@ -234,6 +250,7 @@ void Daemon::Impl::tick_later() {
       [this, due = platform::now() + kTickInterval](const boost::system::error_code& error) {
         if (error) return;
         dispatcher_.tick();  // which takes its time as well
+        adoption_.tick();
         longest_stall_ = std::max(longest_stall_, platform::now() - due);
         tick_later();
       });

@@ -2,7 +2,10 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <limits>
 #include <string>
 #include <utility>
@@ -22,6 +25,13 @@ ByteRange page_range(const FileLayout& layout, PageIndex page) {
   return {layout.client_page(page).value(), sizeof(ClientPage)};
 }
 
+// What the service manager knows a shard's files by.
+std::string store_name(std::uint64_t boot_token) {
+  char name[32];
+  std::snprintf(name, sizeof name, "shard-%016llx", static_cast<unsigned long long>(boot_token));
+  return name;
+}
+
 Error no_such_shard(const char* operation, core::ShardId shard) {
   return Error{ErrorCode::system_error, operation, "shard " + std::to_string(shard.value()),
                "its files were given up", 0};
@@ -34,15 +44,19 @@ std::expected<LinuxShardFiles::File, Error> LinuxShardFiles::make_file(const cha
                                                                        bool huge_pages) {
   auto memory = platform::MemoryFile::create(role, size_bytes);
   if (!memory) return std::unexpected(std::move(memory.error()));
-  auto mapping = Mapping::map(memory->fd(),
-                              {.size_bytes = size_bytes,
+  return map_file(*std::move(memory), huge_pages);
+}
+
+std::expected<LinuxShardFiles::File, Error> LinuxShardFiles::map_file(platform::MemoryFile memory,
+                                                                      bool huge_pages) {
+  auto mapping = Mapping::map(memory.fd(),
+                              {.size_bytes = memory.size_bytes(),
                                .access = MapAccess::read_write,
                                .align_to_huge_page = huge_pages,
                                .advise_huge_pages = huge_pages},
-                              role);
+                              memory.role());
   if (!mapping) return std::unexpected(std::move(mapping.error()));
-  return File{std::make_shared<const platform::MemoryFile>(*std::move(memory)),
-              *std::move(mapping)};
+  return File{std::make_shared<const platform::MemoryFile>(std::move(memory)), *std::move(mapping)};
 }
 
 std::expected<server::PreparedShard, Error> LinuxShardFiles::prepare(const core::ShardPlan& plan) {
@@ -59,14 +73,85 @@ std::expected<server::PreparedShard, Error> LinuxShardFiles::prepare(const core:
   if (!first_key) return std::unexpected(first_key.error());
   const auto second_key = random_number();
   if (!second_key) return std::unexpected(second_key.error());
-  prepared_.emplace(Shard{*std::move(tables), *std::move(arena), *std::move(pages), plan.layout});
-  return server::PreparedShard{{prepared_->tables.mapping.bytes(), prepared_->arena.mapping.bytes(),
-                                prepared_->pages.mapping.bytes()},
-                               {*boot_token, {*first_key, *second_key}}};
+  const auto arena_inode = arena->memory->inode();
+  if (!arena_inode) return std::unexpected(arena_inode.error());
+  const auto pages_inode = pages->memory->inode();
+  if (!pages_inode) return std::unexpected(pages_inode.error());
+  prepared_.emplace(Shard{*std::move(tables), *std::move(arena), *std::move(pages), plan.layout,
+                          store_name(*boot_token)});
+  return server::PreparedShard{
+      {prepared_->tables.mapping.bytes(), prepared_->arena.mapping.bytes(),
+       prepared_->pages.mapping.bytes()},
+      {*boot_token, {*first_key, *second_key}, *arena_inode, *pages_inode}};
 }
 
 void LinuxShardFiles::keep(core::ShardId shard) {
-  if (prepared_) shards_.emplace(shard, *std::exchange(prepared_, std::nullopt));
+  if (!prepared_) return;
+  const auto kept = shards_.emplace(shard, *std::exchange(prepared_, std::nullopt)).first;
+  give_into_store(kept->second);
+}
+
+// A failure shows as what it is: the files are not kept, which find_not_kept() tells.
+void LinuxShardFiles::give_into_store(Shard& shard) {
+  const std::array<const platform::MemoryFile*, 3> files{
+      shard.tables.memory.get(), shard.arena.memory.get(), shard.pages.memory.get()};
+  (void)manager_.keep(shard.kept_name, files);
+}
+
+std::vector<std::string> LinuxShardFiles::find_not_kept() {
+  std::vector<std::string> names;
+  for (auto& [id, shard] : shards_) {
+    if (shard.kept != Kept::not_asked) continue;
+    bool kept = true;
+    for (const File* file : {&shard.tables, &shard.arena, &shard.pages}) {
+      kept = kept && platform::ServiceManager::is_kept(*file->memory).value_or(false);
+    }
+    shard.kept = kept ? Kept::yes : Kept::no;
+    if (!kept) names.push_back(shard.kept_name);
+  }
+  return names;
+}
+
+bool LinuxShardFiles::all_kept() const {
+  return std::ranges::all_of(shards_,
+                             [](const auto& entry) { return entry.second.kept == Kept::yes; });
+}
+
+std::expected<core::ShardMemory, Error> LinuxShardFiles::map_kept(KeptShard kept) {
+  prepared_.reset();
+  auto tables = map_file(std::move(kept.tables), false);
+  if (!tables) return std::unexpected(std::move(tables.error()));
+  auto arena = map_file(std::move(kept.arena), huge_pages_);
+  if (!arena) return std::unexpected(std::move(arena.error()));
+  auto pages = map_file(std::move(kept.pages), false);
+  if (!pages) return std::unexpected(std::move(pages.error()));
+  prepared_.emplace(
+      Shard{*std::move(tables), *std::move(arena), *std::move(pages), {}, std::move(kept.name)});
+  return core::ShardMemory{prepared_->tables.mapping.bytes(), prepared_->arena.mapping.bytes(),
+                           prepared_->pages.mapping.bytes()};
+}
+
+void LinuxShardFiles::keep_adopted(core::ShardId shard, const FileLayout& layout) {
+  prepared_->layout = layout;
+  shards_.emplace(shard, *std::exchange(prepared_, std::nullopt));
+}
+
+std::vector<platform::MemoryFile> LinuxShardFiles::give_up_kept() {
+  std::vector<platform::MemoryFile> files;
+  const auto shard = std::exchange(prepared_, std::nullopt);
+  for (const File* file : {&shard->tables, &shard->arena, &shard->pages}) {
+    auto own = file->memory->reopen(MapAccess::read_write);
+    if (!own) continue;
+    auto memory = platform::MemoryFile::adopt(file->memory->role(), *std::move(own));
+    if (memory) files.push_back(*std::move(memory));
+  }
+  return files;
+}
+
+void LinuxShardFiles::punch(const std::vector<core::ExtentRange>& extents) {
+  const auto ranges = file_ranges(extents);
+  if (!ranges) return;
+  for (const FileRange& range : *ranges) (void)range.file->punch(range.range);
 }
 
 // The last descriptor of an arena gives its memory back here, on the loop's thread. Of a large one,
@@ -79,6 +164,7 @@ void LinuxShardFiles::drop(core::ShardId shard) {
   if (arena->allocated_bytes().value_or(0) > kGivenBackAtOnceBytes) {
     (void)provisioner_.submit({kDropJob, {FileRange{arena, {0, arena->size_bytes()}}}, {}});
   }
+  (void)manager_.let_go(found->second.kept_name);
   shards_.erase(found);
 }
 

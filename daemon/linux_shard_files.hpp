@@ -7,13 +7,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <hotkv/error.hpp>
 
 #include "daemon/core/core.hpp"
+#include "daemon/kept_files.hpp"
 #include "daemon/platform/memory_file.hpp"
 #include "daemon/platform/provisioner.hpp"
+#include "daemon/platform/service_manager.hpp"
 #include "daemon/server/shard_files.hpp"
 #include "shared/layout.hpp"
 #include "shared/mapping.hpp"
@@ -24,9 +27,10 @@ namespace hotkv {
 class LinuxShardFiles final : public server::ShardFiles {
  public:
   // With `huge_pages` arenas are mapped so that the kernel can use huge pages for them. The
-  // provisioner outlives this.
-  LinuxShardFiles(platform::Provisioner& provisioner, bool huge_pages)
-      : provisioner_(provisioner), huge_pages_(huge_pages) {}
+  // provisioner and the service manager outlive this.
+  LinuxShardFiles(platform::Provisioner& provisioner, platform::ServiceManager& manager,
+                  bool huge_pages)
+      : provisioner_(provisioner), manager_(manager), huge_pages_(huge_pages) {}
 
   [[nodiscard]] std::expected<server::PreparedShard, Error> prepare(
       const core::ShardPlan& plan) override;
@@ -40,6 +44,25 @@ class LinuxShardFiles final : public server::ShardFiles {
   // True also where the kernel cannot be asked: pins end by knowledge, never by doubt.
   [[nodiscard]] bool is_alive(core::ClientId client) override;
 
+  // ---- adoption; before anybody is served -------------------------------------------------------
+
+  // Maps the files of a shard that an earlier daemon made. Until keep_adopted() it is nobody's.
+  // Errors: system_error, shard_damaged; then the files are given up.
+  [[nodiscard]] std::expected<core::ShardMemory, Error> map_kept(KeptShard kept);
+  // The files mapped last are those of this shard from now on.
+  void keep_adopted(core::ShardId shard, const FileLayout& layout);
+  // The files mapped last are nobody's; they are not mapped any more.
+  [[nodiscard]] std::vector<platform::MemoryFile> give_up_kept();
+  // Gives memory back to the kernel at once.
+  void punch(const std::vector<core::ExtentRange>& extents);
+
+  // ---- what the service manager keeps -----------------------------------------------------------
+
+  // Asks once after each shard that was given into the store since the last call: the names of
+  // those that are not there. Some time after they were given.
+  [[nodiscard]] std::vector<std::string> find_not_kept();
+  [[nodiscard]] bool all_kept() const;
+
   // The answers to run(), in its order. Call when the provisioner wakes the loop.
   [[nodiscard]] std::vector<platform::ProvisionCompletion> take_completions();
 
@@ -48,11 +71,14 @@ class LinuxShardFiles final : public server::ShardFiles {
     std::shared_ptr<const platform::MemoryFile> memory;  // shared with jobs under way
     Mapping mapping;
   };
+  enum class Kept { not_asked, yes, no };
   struct Shard {
     File tables;
     File arena;
     File pages;
     FileLayout layout;
+    std::string kept_name;
+    Kept kept = Kept::not_asked;
   };
 
   [[nodiscard]] std::expected<File, Error> make_file(const char* role, std::uint64_t size_bytes,
@@ -60,7 +86,11 @@ class LinuxShardFiles final : public server::ShardFiles {
   [[nodiscard]] std::expected<std::vector<platform::FileRange>, Error> file_ranges(
       const std::vector<core::ExtentRange>& extents) const;
 
+  [[nodiscard]] std::expected<File, Error> map_file(platform::MemoryFile memory, bool huge_pages);
+  void give_into_store(Shard& shard);
+
   platform::Provisioner& provisioner_;
+  platform::ServiceManager& manager_;
   const bool huge_pages_;
   std::optional<Shard> prepared_;
   std::map<core::ShardId, Shard> shards_;

@@ -87,6 +87,7 @@ FileLayout FileLayout::of(const Capacities& capacities, const Geometry& geometry
   layout.chunk_words = place(capacities.chunk_count, sizeof(AtomicWord));
   layout.kept_heads = place(capacities.kept_head_count, sizeof(KeptHeadRecord));
   layout.page_records = place(capacities.page_count, sizeof(PageRecord));
+  layout.extent_bits = place(extent_words(geometry.extent_count), sizeof(AtomicWord));
   layout.tables_bytes = end;
 
   layout.chunks = ByteOffset{round_up(capacities.slot_count * sizeof(LengthLine), kHugePageBytes)};

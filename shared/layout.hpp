@@ -110,6 +110,15 @@ struct PageRecord {
 };
 static_assert(sizeof(PageRecord) == 32);
 
+// ---- tables: extents ----------------------------------------------------------------------------
+
+// One bit an extent: set once its memory is there, cleared before it is given back. A daemon that
+// takes the files over trusts the bits and gives back whatever else the kernel holds. (The kernel
+// cannot be asked: of memory that nobody has written yet it says the same as of a hole.)
+[[nodiscard]] constexpr std::uint64_t extent_words(std::uint32_t extent_count) {
+  return (std::uint64_t{extent_count} + 63) / 64;
+}
+
 // ---- tables: header -----------------------------------------------------------------------------
 
 // A recipe in memory and on the wire.
@@ -177,8 +186,12 @@ struct TablesHeader {
   std::uint64_t tables_bytes;  // sizes of the three files
   std::uint64_t arena_bytes;
   std::uint64_t pages_bytes;
+  // Which files belong to these tables. Neither of the two can say so itself: clients write in
+  // them.
+  std::uint64_t arena_inode;
+  std::uint64_t pages_inode;
 };
-static_assert(sizeof(TablesHeader) == 376);
+static_assert(sizeof(TablesHeader) == 392);
 
 // ---- arena --------------------------------------------------------------------------------------
 
@@ -233,7 +246,7 @@ inline constexpr std::uint64_t kLayoutFingerprint =
 // Offsets and sizes of the parts of the three files, computed by one function for both sides.
 struct FileLayout {
   // tables
-  ByteOffset slots, index, ledger, chunk_words, kept_heads, page_records;
+  ByteOffset slots, index, ledger, chunk_words, kept_heads, page_records, extent_bits;
   std::uint64_t tables_bytes = 0;
   // arena: length lines from 0
   ByteOffset chunks;  // first chunk, at a multiple of a huge page

@@ -119,6 +119,11 @@ void ChunkPool::end_arrival(ExtentIndex extent, bool arrived) {
     absent_.insert(extent.value());
     return;
   }
+  account(extent, true);
+  become_present(extent);
+}
+
+void ChunkPool::become_present(ExtentIndex extent) {
   states_[extent.value()] = ExtentState::present;
   ++present_count_;
   idle_.insert(extent.value());
@@ -128,6 +133,7 @@ void ChunkPool::end_arrival(ExtentIndex extent, bool arrived) {
 
 void ChunkPool::begin_departure(ExtentIndex extent) {
   HOTKV_CHECK(idle_.contains(extent.value()), "an extent in use departs");
+  account(extent, false);
   idle_.erase(extent.value());
   const std::uint32_t per_extent = tables_.geometry().chunks_per_extent;
   for (std::uint32_t i = 0; i < per_extent; ++i) free_.erase(extent.value() * per_extent + i);
@@ -149,13 +155,28 @@ void ChunkPool::end_departure(ExtentIndex extent, bool departed) {
   end_arrival(extent, true);
 }
 
+// Set when the memory is there and not before, cleared before any of it can be gone: whoever reads
+// the bit after a death at any instruction finds memory behind it.
+void ChunkPool::account(ExtentIndex extent, bool has_memory) {
+  AtomicWord& word = tables_.extent_bits()[extent.value() / 64];
+  const std::uint64_t bit = std::uint64_t{1} << (extent.value() % 64);
+  const std::uint64_t bits = word.load(std::memory_order_relaxed);
+  gate_.store(word, has_memory ? bits | bit : bits & ~bit);
+}
+
+bool ChunkPool::is_accounted(ExtentIndex extent) const {
+  const std::uint64_t bits =
+      tables_.extent_bits()[extent.value() / 64].load(std::memory_order_relaxed);
+  return (bits >> (extent.value() % 64) & 1) != 0;
+}
+
 ChunkPool::ExtentState ChunkPool::state(ExtentIndex extent) const {
   return extent.value() < states_.size() ? states_[extent.value()] : ExtentState::absent;
 }
 
 // ---- rebuild ------------------------------------------------------------------------------------
 
-void ChunkPool::reset(const std::vector<ExtentIndex>& present) {
+void ChunkPool::reset() {
   owners_.clear();
   used_.clear();
   states_.clear();
@@ -163,12 +184,12 @@ void ChunkPool::reset(const std::vector<ExtentIndex>& present) {
   idle_.clear();
   absent_.clear();
   present_count_ = arriving_count_ = leaving_count_ = 0;
-  for (const ExtentIndex extent : present) {
+  for (std::uint32_t i = 0; i < tables_.geometry().extent_count; ++i) {
+    const ExtentIndex extent{i};
+    if (!is_accounted(extent)) continue;
     grow_to(extent);
-    absent_.erase(extent.value());
-    states_[extent.value()] = ExtentState::arriving;
-    ++arriving_count_;
-    end_arrival(extent, true);
+    absent_.erase(i);
+    become_present(extent);
   }
 }
 

@@ -69,8 +69,11 @@ class ChunkPool {
   [[nodiscard]] std::uint32_t used_in(ExtentIndex extent) const { return used_[extent.value()]; }
 
   // ---- rebuild
-  // Forgets everything private; the extents of `present` have memory, all their chunks are free.
-  void reset(const std::vector<ExtentIndex>& present);
+  // Forgets everything private; the extents whose bit is set have memory, and all their chunks are
+  // free.
+  void reset();
+  // Whether the tables say that the extent has memory: what the next daemon will believe.
+  [[nodiscard]] bool is_accounted(ExtentIndex extent) const;
   // One more head of this chain: counts the tip, and below it every chunk not counted yet.
   void adopt_chain(Tip tip);
   // Does this chain make sense: chunks in range and with memory, ordinals falling by one to 0?
@@ -84,6 +87,8 @@ class ChunkPool {
 
  private:
   void grow_to(ExtentIndex extent);
+  void become_present(ExtentIndex extent);
+  void account(ExtentIndex extent, bool has_memory);
   void take_specific(ChunkIndex chunk);
 
   const ShardTables& tables_;

@@ -31,6 +31,30 @@ std::expected<Core::PageGrant, Error> Core::attach(ShardId shard_id, Access acce
   return PageGrant{{shard_id, *page}, cookie};
 }
 
+bool Core::is_page_of(ClientId client, std::uint64_t cookie) const {
+  const Shard& shard = impl_->shards.at(client.shard);
+  return shard.pages.has_claims(client.page) && shard.pages.cookie(client.page) == cookie;
+}
+
+std::expected<Core::PageGrant, Error> Core::come_back(ClientId client, Access access,
+                                                      std::uint64_t cookie) {
+  Shard& shard = impl_->shards.at(client.shard);
+  const bool is_its_own = is_page_of(client, cookie);
+  // A connected one has a client: whoever asks knows its cookie from somewhere else.
+  if (!is_its_own || shard.pages.is_connected(client.page) || !impl_->liveness.is_alive(client)) {
+    return std::unexpected(
+        Error{ErrorCode::shard_replaced, "attach", impl_->describe(shard),
+              "page " + std::to_string(client.page.value()) + " is not one that this client left"});
+  }
+  if (shard.pages.access(client.page) != access) {
+    return std::unexpected(
+        Error{ErrorCode::invalid_argument, "attach", impl_->describe(shard),
+              "page " + std::to_string(client.page.value()) + " was taken with another access"});
+  }
+  shard.pages.reconnect(client.page);
+  return PageGrant{client, cookie};
+}
+
 void Core::disconnected(ClientId client) {
   impl_->grants.drop_client(client);
   Shard& shard = impl_->shards.at(client.shard);
@@ -267,7 +291,7 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
     holder.reset();
   }
   if (holder && *holder != page) {
-    if (shard.pages.is_connected(*holder)) {
+    if (shard.pages.is_connected(*holder) || is_awaited(shard, *holder)) {
       return refuse(shard, {ErrorCode::session_busy, "open", session_name(shard.session(slot)),
                             "held by the client of page " + std::to_string(holder->value()) +
                                 ", pid " + pid_text(shard.pages.pid(*holder))});
@@ -281,6 +305,10 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
   shard.note_use(slot, now_ms());
   ++shard.counters.opens;
   return shard.position(slot);
+}
+
+bool Core::Impl::is_awaited(const Shard& shard, PageIndex page) const {
+  return shard.pages.was_adopted(page) && now_ms() - adopted_ms < kReturnGraceMs;
 }
 
 Outcome<Position> Core::Impl::make_context(Shard& shard, PageIndex page, const SessionId& session,

@@ -64,10 +64,12 @@ struct ShardPlan {
   FileLayout layout;  // sizes of the files to make
 };
 
-// Random numbers for a new shard's header; the core makes none itself.
-struct ShardEntropy {
-  std::uint64_t boot_token;  // not 0
-  std::uint64_t hash_key[2];
+// For a new shard's header; the core makes no random numbers and knows no files.
+struct ShardIdentity {
+  std::uint64_t boot_token;       // random, not 0
+  std::uint64_t hash_key[2];      // random
+  std::uint64_t arena_inode = 0;  // of the file that the arena is
+  std::uint64_t pages_inode = 0;  // of the file that the pages are
 };
 
 // Says whether a client's mapping of its page still exists. Asked only on occasions that matter.
@@ -205,19 +207,31 @@ class Core {
   [[nodiscard]] std::expected<ShardPlan, Error> plan_shard(std::uint32_t owner_uid,
                                                            const Recipe& recipe);
   // Formats zeroed memory of the plan's sizes. The memory outlives the shard.
-  ShardId add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy);
+  ShardId add_shard(const ShardPlan& plan, ShardMemory memory, const ShardIdentity& identity);
   // Takes over memory that an earlier core left at any instruction: rebuilds what was private,
   // finishes what was half done, drops a context that makes no sense (lost_in_restart). Clients
-  // keep their pins and leases until tick() finds out who is gone. `provisioned` says which extents
-  // have memory. Errors: shard_damaged, unsupported_version, uncertified_architecture; then the
-  // memory is unchanged.
+  // keep their pins and leases until tick() finds out who is gone. Errors: shard_damaged,
+  // unsupported_version, uncertified_architecture; then the memory is unchanged.
   [[nodiscard]] std::expected<ShardId, Error> adopt_shard(
-      ShardMemory memory, std::span<const std::string> certified_architectures,
-      const std::function<bool(ExtentIndex)>& provisioned);
+      ShardMemory memory, std::span<const std::string> certified_architectures);
+  // Parts of the arena that the account knows nothing of, right after an adoption: the kernel may
+  // hold memory there, which came too late for the last account or went too early. To be given back
+  // before anything else is done.
+  [[nodiscard]] std::vector<ExtentRange> unaccounted_extents(ShardId shard) const;
+  // Gives a shard up that has just been adopted; its memory is not touched.
+  void forget_shard(ShardId shard);
+  // After adoptions the budget may be smaller than what they brought. Ends least recently used
+  // contexts that nobody pins, and takes idle extents out of the account, until it fits or nothing
+  // is left to give: the extents to give back to the kernel, at once.
+  [[nodiscard]] std::vector<ExtentRange> shrink_to_budget();
+  // Memory that the kernel holds for files of an earlier daemon which no shard is made of. It
+  // counts as in transit until this is called with less.
+  void set_left_over_bytes(std::uint64_t bytes);
   [[nodiscard]] std::vector<ShardId> take_dropped_shards();
   // The recipe of a shard that exists.
   [[nodiscard]] const Recipe& recipe_of(ShardId shard) const;
   [[nodiscard]] std::uint64_t boot_token_of(ShardId shard) const;
+  [[nodiscard]] FileLayout layout_of(ShardId shard) const;
 
   // ---- clients ----------------------------------------------------------------------------------
 
@@ -228,6 +242,14 @@ class Core {
   // Errors: too_many_clients. `cookie` is random; `pid` is for people only.
   [[nodiscard]] std::expected<PageGrant, Error> attach(ShardId shard, Access access,
                                                        std::uint32_t pid, std::uint64_t cookie);
+  // A client comes back to the page it has: its connection ended, or an adoption lies between; its
+  // mapping never ended. It has its pins and leases as before. Call disconnected() first if the
+  // core does not know yet that the earlier connection is over. Errors: shard_replaced (no such
+  // page here, another cookie, or its mapping is gone), invalid_argument (another access).
+  [[nodiscard]] std::expected<PageGrant, Error> come_back(ClientId client, Access access,
+                                                          std::uint64_t cookie);
+  // Whether the page is one that its client could come back to with this cookie.
+  [[nodiscard]] bool is_page_of(ClientId client, std::uint64_t cookie) const;
   // The connection ended; the client may live on. Its waiting grants are dropped; pins and leases
   // stay until its mapping is gone, which is asked here at once and on later occasions again. Once.
   void disconnected(ClientId client);
@@ -278,6 +300,7 @@ class Core {
   [[nodiscard]] std::vector<Explanation> why(const SessionId& session) const;
   // Walks every table and chain; the first broken invariant in words, or nothing.
   [[nodiscard]] std::optional<std::string> verify() const;
+  [[nodiscard]] std::optional<std::string> verify(ShardId shard) const;
 
   void set_store_probe(StoreProbe probe);
 

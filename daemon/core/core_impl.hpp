@@ -18,6 +18,11 @@ namespace hotkv::core {
 // Contexts that one shard expires in one tick; the rest comes a second later. Bounds a turn's work.
 inline constexpr std::size_t kExpirationsPerTickMax = 4096;
 
+// After an adoption, so long does the lease of a client that lives wait for it to come back; an
+// OPEN by another is told session_busy, as if it were connected. Clients try within some
+// milliseconds.
+inline constexpr std::uint64_t kReturnGraceMs = 5000;
+
 class Core::Impl {
  public:
   Impl(Limits limits, std::function<std::uint64_t()> now_ms, PageLiveness& liveness);
@@ -40,6 +45,8 @@ class Core::Impl {
   [[nodiscard]] Outcome<SlotIndex> held_slot(const char* operation, Shard& shard, PageIndex page,
                                              const SessionId& session, Epoch epoch,
                                              Generation generation);
+  // Lives, was connected to the daemon before this one, and has had no time to come back.
+  [[nodiscard]] bool is_awaited(const Shard& shard, PageIndex page) const;
   [[nodiscard]] Outcome<Position> take_lease(Shard& shard, PageIndex page, SlotIndex slot);
   [[nodiscard]] Outcome<Position> make_context(Shard& shard, PageIndex page,
                                                const SessionId& session, Epoch epoch,
@@ -66,6 +73,7 @@ class Core::Impl {
   std::vector<ShardId> dropped;
   std::vector<ClientId> gone;
   std::uint64_t next_shard_id = 1;
+  std::uint64_t adopted_ms = 0;  // the last adoption
 };
 
 }  // namespace hotkv::core

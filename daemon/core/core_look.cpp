@@ -85,11 +85,16 @@ std::vector<Explanation> Core::why(const SessionId& session) const {
   return explanations;
 }
 
+std::optional<std::string> Core::verify(ShardId id) const {
+  const Shard& shard = impl_->shards.at(id);
+  const auto broken = verify_shard(shard, impl_->grants.booked(id));
+  if (!broken) return std::nullopt;
+  return Impl::describe(shard) + ": " + *broken;
+}
+
 std::optional<std::string> Core::verify() const {
   for (const auto& [id, shard] : impl_->shards.map()) {
-    if (auto broken = verify_shard(*shard, impl_->grants.booked(id))) {
-      return Impl::describe(*shard) + ": " + *broken;
-    }
+    if (auto broken = verify(id)) return broken;
   }
   const auto budget = static_cast<std::int64_t>(impl_->limits.max_bytes);
   if (impl_->shards.provisioned_bytes() > budget) return "provisioned bytes exceed the budget";

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "daemon/core/core.hpp"
@@ -10,6 +11,13 @@ namespace {
 
 // Size of an arena, in budgets.
 constexpr std::uint64_t kArenaBudgets = 2;
+
+ExtentRange range_of(const Shard& shard, ExtentIndex first, std::uint32_t count) {
+  const Geometry& g = shard.tables.geometry();
+  return {shard.id,
+          ByteOffset{shard.tables.first_chunk_offset().value() + g.extent_offset(first).value()},
+          count * g.extent_bytes};
+}
 
 }  // namespace
 
@@ -64,8 +72,8 @@ std::expected<ShardPlan, Error> Core::plan_shard(std::uint32_t owner_uid, const 
   return ShardPlan{owner_uid, recipe, *geometry, capacities, FileLayout::of(capacities, *geometry)};
 }
 
-ShardId Core::add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEntropy& entropy) {
-  ShardTables::format(memory, plan, entropy);
+ShardId Core::add_shard(const ShardPlan& plan, ShardMemory memory, const ShardIdentity& identity) {
+  ShardTables::format(memory, plan, identity);
   const ShardId id{impl_->next_shard_id++};
   impl_->shards.map().emplace(id, std::make_unique<Shard>(id, plan.recipe, memory, plan.capacities,
                                                           plan.geometry, impl_->gate));
@@ -73,8 +81,7 @@ ShardId Core::add_shard(const ShardPlan& plan, ShardMemory memory, const ShardEn
 }
 
 std::expected<ShardId, Error> Core::adopt_shard(
-    ShardMemory memory, std::span<const std::string> certified_architectures,
-    const std::function<bool(ExtentIndex)>& provisioned) {
+    ShardMemory memory, std::span<const std::string> certified_architectures) {
   const auto damaged = [](std::string field, std::string cause) {
     return std::unexpected(
         Error{ErrorCode::shard_damaged, "adopt", std::move(field), std::move(cause)});
@@ -101,10 +108,66 @@ std::expected<ShardId, Error> Core::adopt_shard(
   const ShardId id{impl_->next_shard_id++};
   auto shard = std::make_unique<Shard>(id, std::move(*recipe), memory, header.capacities, geometry,
                                        impl_->gate);
-  Rebuild(*shard, impl_->gate, impl_->now_ms()).run(provisioned);
+  Rebuild(*shard, impl_->gate, impl_->now_ms()).run();
   // Whose mapping is gone is asked later, by tick(): only then can the caller know this id.
   impl_->shards.map().emplace(id, std::move(shard));
+  impl_->adopted_ms = impl_->now_ms();
   return id;
+}
+
+void Core::forget_shard(ShardId shard) {
+  impl_->shards.map().erase(shard);
+}
+
+std::vector<ExtentRange> Core::shrink_to_budget() {
+  auto& shards = impl_->shards;
+  const auto excess = [&] {
+    return shards.provisioned_bytes() - static_cast<std::int64_t>(impl_->limits.max_bytes);
+  };
+  const auto is_too_much = [&] {
+    std::int64_t idle = 0;
+    for (const auto& [id, shard] : shards.map()) {
+      idle += static_cast<std::int64_t>(shard->chunks.idle_extents().size() *
+                                        shard->tables.geometry().extent_bytes);
+    }
+    return excess() > idle;
+  };
+  while (is_too_much() && impl_->reclaim.end_oldest_while(is_too_much, impl_->now_ms())) {
+  }
+  std::vector<ExtentRange> ranges;
+  for (const auto& [id, shard] : shards.map()) {
+    ChunkPool& chunks = shard->chunks;
+    while (excess() > 0 && !chunks.idle_extents().empty()) {
+      const ExtentIndex extent{*chunks.idle_extents().rbegin()};
+      chunks.begin_departure(extent);
+      chunks.end_departure(extent, true);
+      ranges.push_back(range_of(*shard, extent, 1));
+    }
+  }
+  return ranges;
+}
+
+void Core::set_left_over_bytes(std::uint64_t bytes) {
+  constexpr std::uint64_t kNoOrder = std::numeric_limits<std::uint64_t>::max();
+  impl_->shards.let_go(kNoOrder);
+  if (bytes != 0) impl_->shards.hold_back(kNoOrder, {static_cast<std::int64_t>(bytes), {}});
+}
+
+std::vector<ExtentRange> Core::unaccounted_extents(ShardId shard_id) const {
+  const Shard& shard = impl_->shards.at(shard_id);
+  const Geometry& g = shard.tables.geometry();
+  std::vector<ExtentRange> ranges;
+  bool follows = false;  // the extent before is one of them
+  for (std::uint32_t i = 0; i < g.extent_count; ++i) {
+    const bool is_absent = shard.chunks.state(ExtentIndex{i}) == ChunkPool::ExtentState::absent;
+    if (is_absent && follows) {
+      ranges.back().size_bytes += g.extent_bytes;
+    } else if (is_absent) {
+      ranges.push_back(range_of(shard, ExtentIndex{i}, 1));
+    }
+    follows = is_absent;
+  }
+  return ranges;
 }
 
 std::vector<ShardId> Core::take_dropped_shards() {
@@ -113,6 +176,11 @@ std::vector<ShardId> Core::take_dropped_shards() {
 
 const Recipe& Core::recipe_of(ShardId shard) const {
   return impl_->shards.at(shard).recipe;
+}
+
+FileLayout Core::layout_of(ShardId id) const {
+  const Shard& shard = impl_->shards.at(id);
+  return FileLayout::of(shard.tables.capacities(), shard.tables.geometry());
 }
 
 std::uint64_t Core::boot_token_of(ShardId shard) const {

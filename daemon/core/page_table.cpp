@@ -37,6 +37,13 @@ std::optional<PageIndex> PageTable::take(Access access, std::uint32_t pid, std::
   return page;
 }
 
+void PageTable::reconnect(PageIndex page) {
+  Client& client = clients_[page.value()];
+  HOTKV_CHECK(client.taken && client.claims && !client.connected, "a page has two clients");
+  client.connected = true;
+  client.adopted = false;
+}
+
 void PageTable::end_claims(PageIndex page) {
   Client& client = clients_[page.value()];
   HOTKV_CHECK(client.taken && client.held_slots.empty(), "a client with leases loses its page");
@@ -55,12 +62,17 @@ void PageTable::free(PageIndex page) {
   HOTKV_CHECK(clients_[page.value()].held_slots.empty(), "a page with leases is freed");
   gate_.store(tables_.page_record(page).state, static_cast<std::uint32_t>(PageState::free));
   clients_[page.value()].taken = false;
+  clients_[page.value()].adopted = false;
   --taken_count_;
 }
 
 Access PageTable::access(PageIndex page) const {
   const auto number = tables_.page_record(page).access.load(std::memory_order_relaxed);
   return number == static_cast<std::uint32_t>(Access::write) ? Access::write : Access::read;
+}
+
+std::uint64_t PageTable::cookie(PageIndex page) const {
+  return tables_.page_record(page).cookie.load(std::memory_order_relaxed);
 }
 
 std::uint32_t PageTable::pid(PageIndex page) const {
@@ -100,6 +112,7 @@ void PageTable::rebuild() {
     clients_[i].taken = state == static_cast<std::uint32_t>(PageState::taken);
     if (!clients_[i].taken) continue;
     clients_[i].claims = true;
+    clients_[i].adopted = true;
     ++taken_count_;
     taken_below_ = i + 1;
   }

@@ -38,6 +38,8 @@ class PageTable {
   // Nothing: every page is taken.
   [[nodiscard]] std::optional<PageIndex> take(Access access, std::uint32_t pid,
                                               std::uint64_t cookie);
+  // The client of a taken page that was disconnected, or that an earlier core knew, is back.
+  void reconnect(PageIndex page);
   // The client's mapping is gone: its pins count no more. The caller has ended its leases. The page
   // can be taken again once its connection has ended too: a forked child can hold that longer.
   void end_claims(PageIndex page);
@@ -48,6 +50,9 @@ class PageTable {
     return page.value() < clients_.size() && clients_[page.value()].taken;
   }
   [[nodiscard]] bool is_connected(PageIndex page) const { return clients_[page.value()].connected; }
+  // Its client was another core's and has not come back to this one.
+  [[nodiscard]] bool was_adopted(PageIndex page) const { return clients_[page.value()].adopted; }
+  [[nodiscard]] std::uint64_t cookie(PageIndex page) const;
   // Taken, and its mapping is not known to be gone.
   [[nodiscard]] bool has_claims(PageIndex page) const {
     return is_taken(page) && clients_[page.value()].claims;
@@ -73,6 +78,7 @@ class PageTable {
     bool taken = false;
     bool connected = false;
     bool claims = false;
+    bool adopted = false;
     std::unordered_set<std::uint32_t> held_slots;
   };
 

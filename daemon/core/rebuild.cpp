@@ -17,12 +17,8 @@ bool is_state(std::uint32_t number, SlotState state) {
 
 }  // namespace
 
-void Rebuild::run(const std::function<bool(ExtentIndex)>& provisioned) {
-  std::vector<ExtentIndex> present;
-  for (std::uint32_t i = 0; i < shard_.tables.geometry().extent_count; ++i) {
-    if (provisioned(ExtentIndex{i})) present.push_back(ExtentIndex{i});
-  }
-  shard_.chunks.reset(present);
+void Rebuild::run() {
+  shard_.chunks.reset();
   shard_.ledger.rebuild();
   shard_.kept_heads.rebuild();
   shard_.pages.rebuild();

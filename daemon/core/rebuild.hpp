@@ -27,8 +27,7 @@ class Rebuild {
   Rebuild(Shard& shard, StoreGate& gate, std::uint64_t now_ms)
       : shard_(shard), gate_(gate), now_ms_(now_ms) {}
 
-  // `provisioned` says which extents have memory.
-  void run(const std::function<bool(ExtentIndex)>& provisioned);
+  void run();
 
  private:
   // Of all slots: the session table does not know yet which were ever used.

@@ -181,6 +181,19 @@ std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::ui
   return std::nullopt;
 }
 
+bool Reclaim::end_oldest_while(const std::function<bool()>& wanted, std::uint64_t now_ms) {
+  std::vector<Shard*> all;
+  for (const auto& [id, shard] : shards_.map()) all.push_back(shard.get());
+  const auto candidates = candidates_of(all, now_ms);
+  for (const Victim& victim : candidates) {
+    if (!wanted()) break;
+    Shard& shard = shards_.at(victim.shard);
+    shard.retire(victim.slot, MissReason::evicted_lru, now_ms);
+    shard.sweep();
+  }
+  return !candidates.empty();
+}
+
 std::optional<SlotIndex> Reclaim::choose_one(Shard& shard, std::uint64_t now_ms) {
   const PinSet pins = shard.pages.scan_pins();
   std::optional<SlotIndex> chosen;

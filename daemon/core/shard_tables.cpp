@@ -27,22 +27,26 @@ ShardTables::ShardTables(ShardMemory memory, const Capacities& capacities, const
                                              capacities.kept_head_count)),
       page_records_(
           records_at<PageRecord>(memory.tables, layout_.page_records, capacities.page_count)),
+      extent_bits_(records_at<AtomicWord>(memory.tables, layout_.extent_bits,
+                                          extent_words(geometry.extent_count))),
       lengths_(records_at<LengthLine>(memory.arena, ByteOffset{0}, capacities.slot_count)),
       chunks_(memory.arena.subspan(layout_.chunks.value())),
       touches_(records_at<TouchWord>(memory.pages, ByteOffset{0}, capacities.slot_count)),
       client_pages_(
           records_at<ClientPage>(memory.pages, layout_.client_pages, capacities.page_count)) {}
 
-void ShardTables::format(ShardMemory memory, const ShardPlan& plan, const ShardEntropy& entropy) {
+void ShardTables::format(ShardMemory memory, const ShardPlan& plan, const ShardIdentity& identity) {
   auto& header = *reinterpret_cast<TablesHeader*>(memory.tables.data());
   header.layout_version = kLayoutVersion;
   header.header_bytes = sizeof(TablesHeader);
   header.layout_fingerprint = kLayoutFingerprint;
-  header.boot_token = entropy.boot_token;
+  header.boot_token = identity.boot_token;
   header.state.store(static_cast<std::uint32_t>(ShardState::open), std::memory_order_relaxed);
   header.owner_uid = plan.owner_uid;
-  header.hash_key[0] = entropy.hash_key[0];
-  header.hash_key[1] = entropy.hash_key[1];
+  header.hash_key[0] = identity.hash_key[0];
+  header.hash_key[1] = identity.hash_key[1];
+  header.arena_inode = identity.arena_inode;
+  header.pages_inode = identity.pages_inode;
   header.recipe = encode_recipe(plan.recipe);
   header.capacities = plan.capacities;
   header.geometry = encode_geometry(plan.geometry);

@@ -19,7 +19,7 @@ class ShardTables {
   ShardTables(ShardMemory memory, const Capacities& capacities, const Geometry& geometry);
 
   // Writes the header of a new shard into zeroed memory; the magic last.
-  static void format(ShardMemory memory, const ShardPlan& plan, const ShardEntropy& entropy);
+  static void format(ShardMemory memory, const ShardPlan& plan, const ShardIdentity& identity);
 
   [[nodiscard]] TablesHeader& header() const { return *header_; }
   [[nodiscard]] const Capacities& capacities() const { return capacities_; }
@@ -36,6 +36,8 @@ class ShardTables {
   [[nodiscard]] AtomicWord& chunk_word(ChunkIndex chunk) const {
     return chunk_words_[chunk.value()];
   }
+  // Whether an extent's memory is accounted for: bit `extent % 64` of word `extent / 64`.
+  [[nodiscard]] std::span<AtomicWord> extent_bits() const { return extent_bits_; }
   [[nodiscard]] std::span<KeptHeadRecord> kept_heads() const { return kept_heads_; }
   [[nodiscard]] PageRecord& page_record(PageIndex page) const {
     return page_records_[page.value()];
@@ -60,6 +62,7 @@ class ShardTables {
   std::span<AtomicWord> chunk_words_;
   std::span<KeptHeadRecord> kept_heads_;
   std::span<PageRecord> page_records_;
+  std::span<AtomicWord> extent_bits_;
   std::span<LengthLine> lengths_;
   std::span<std::byte> chunks_;
   std::span<TouchWord> touches_;

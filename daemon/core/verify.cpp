@@ -117,6 +117,9 @@ Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) 
     const ExtentIndex extent{i};
     const bool is_present = shard.chunks.state(extent) == ChunkPool::ExtentState::present;
     if (is_present) ++present;
+    if (is_present != shard.chunks.is_accounted(extent)) {
+      return "extent " + std::to_string(i) + ": its bit is not what is so";
+    }
     std::uint32_t used = 0;
     for (std::uint32_t k = 0; k < g.chunks_per_extent; ++k) {
       const std::uint32_t chunk = i * g.chunks_per_extent + k;

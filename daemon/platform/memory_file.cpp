@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace hotkv::platform {
@@ -16,9 +18,10 @@ constexpr unsigned kNoExecSeal = 0x0008U;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 // The kernel takes names of up to 249 bytes; only /proc shows them.
 constexpr std::size_t kNameBytesMax = 200;
+constexpr const char* kNamePrefix = "hotkv-";
 
 UniqueFd make_memfd(const std::string& role) {
-  const std::string name = ("hotkv-" + role).substr(0, kNameBytesMax);
+  const std::string name = (kNamePrefix + role).substr(0, kNameBytesMax);
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   UniqueFd fd(::memfd_create(name.c_str(), flags | kNoExecSeal));
   if (!fd && errno == EINVAL) fd.reset(::memfd_create(name.c_str(), flags));
@@ -63,7 +66,32 @@ std::expected<MemoryFile, Error> MemoryFile::adopt(std::string role, UniqueFd fd
     return std::unexpected(Error{ErrorCode::shard_damaged, "adopt", std::move(role),
                                  "not a sealed read-write memory file", 0});
   }
-  return MemoryFile(std::move(role), std::move(fd), static_cast<std::uint64_t>(status.st_size));
+  // The description that came may hold locks and be shared: what is asked through it would not see
+  // them.
+  const MemoryFile came(role, std::move(fd), static_cast<std::uint64_t>(status.st_size));
+  auto own = came.reopen(MapAccess::read_write);
+  if (!own) return std::unexpected(std::move(own.error()));
+  return MemoryFile(std::move(role), *std::move(own), came.size_bytes());
+}
+
+std::string MemoryFile::role_of(int fd) {
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  char target[256];
+  const ssize_t size = ::readlink(link.c_str(), target, sizeof target);
+  if (size <= 0) return {};
+  std::string_view name(target, static_cast<std::size_t>(size));
+  const std::string prefix = std::string("/memfd:") + kNamePrefix;
+  constexpr std::string_view kSuffix = " (deleted)";
+  if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return {};
+  name.remove_prefix(prefix.size());
+  name.remove_suffix(kSuffix.size());
+  return std::string(name);
+}
+
+std::expected<std::uint64_t, Error> MemoryFile::inode() const {
+  struct stat status {};
+  if (::fstat(fd_.get(), &status) != 0) return std::unexpected(system_error("fstat", role_));
+  return static_cast<std::uint64_t>(status.st_ino);
 }
 
 std::expected<UniqueFd, Error> MemoryFile::reopen(MapAccess access) const {

@@ -35,13 +35,18 @@ class [[nodiscard]] MemoryFile {
   // has to ignore to see the error.
   [[nodiscard]] static std::expected<MemoryFile, Error> create(std::string role,
                                                                std::uint64_t size_bytes);
-  // Takes over a file that an earlier process made. Errors: shard_damaged if it is not such a file
-  // (its seals are the proof), system_error.
+  // Takes over a file that an earlier process made, by a description of its own. Errors:
+  // shard_damaged if it is not such a file (its seals are the proof), system_error.
   [[nodiscard]] static std::expected<MemoryFile, Error> adopt(std::string role, UniqueFd fd);
+  // The role with which a file was made: its name, which nobody can change. Empty if it is none of
+  // ours.
+  [[nodiscard]] static std::string role_of(int fd);
 
   [[nodiscard]] const std::string& role() const { return role_; }
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }
-  // Read-write; for mapping, lock queries and the service manager's descriptor store.
+  // Tells it from every other file of its kind that exists at the same time.
+  [[nodiscard]] std::expected<std::uint64_t, Error> inode() const;
+  // Read-write; for mapping and lock queries.
   [[nodiscard]] int fd() const { return fd_.get(); }
 
   // A new open file description. Its access mode and its locks are its own, whoever gets it; a

@@ -23,6 +23,9 @@ struct DaemonFacts {
   std::uint64_t uptime_ms = 0;
   std::uint64_t longest_stall_ms = 0;  // of the one thread, as seen by a timer of one second
   std::uint64_t log_lines_lost = 0;
+  std::string restart;               // would a restart keep all shards: "keeps", "cold", "unknown"
+  std::uint32_t adopted_shards = 0;  // taken over at the start
+  std::uint32_t refused_shards = 0;  // that could not be
 };
 
 [[nodiscard]] std::string status_json(const core::Status& status, const ServerCounters& counters,

@@ -5,7 +5,8 @@
 namespace hotkv::server {
 
 std::expected<Attacher::Attached, Error> Attacher::attach(Peer peer,
-                                                          const AttachArguments& arguments) {
+                                                          const AttachArguments& arguments,
+                                                          const EndConnection& end_connection) {
   if (peer.uid == kOverflowUid) {
     return std::unexpected(Error{ErrorCode::access_denied, "attach", "uid 65534",
                                  "uid 65534 stands for every user without a name here", 0});
@@ -17,6 +18,7 @@ std::expected<Attacher::Attached, Error> Attacher::attach(Peer peer,
     return std::unexpected(
         Error{error.code, "attach", "recipe", error.object + ": " + error.cause, 0});
   }
+  if (arguments.earlier_page) return come_back(peer, *recipe, arguments, end_connection);
   const auto shard = find_or_make_shard(peer, *recipe);
   if (!shard) return std::unexpected(shard.error());
   const auto cookie = files_.random_number();
@@ -31,6 +33,26 @@ std::expected<Attacher::Attached, Error> Attacher::attach(Peer peer,
   return Attached{page->client, page->cookie, core_.boot_token_of(*shard), *std::move(files)};
 }
 
+std::expected<Attacher::Attached, Error> Attacher::come_back(Peer peer, const Recipe& recipe,
+                                                             const AttachArguments& arguments,
+                                                             const EndConnection& end_connection) {
+  const RecipeFields& fields = recipe.fields();
+  const PageClaim& claim = *arguments.earlier_page;
+  const auto shard = core_.find_shard({peer.uid, fields.model_id, fields.layers});
+  if (!shard || recipe != core_.recipe_of(*shard)) {
+    return std::unexpected(Error{ErrorCode::shard_replaced, "attach", escape_bytes(fields.model_id),
+                                 "there is no such shard of this recipe", 0});
+  }
+  const core::ClientId client{*shard, claim.page};
+  // Its hang-up may not have been seen yet, or the socket is held open by a child of it.
+  if (core_.is_page_of(client, claim.cookie)) end_connection(client);
+  const auto page = core_.come_back(client, arguments.access, claim.cookie);
+  if (!page) return std::unexpected(page.error());
+  const FileLayout layout = core_.layout_of(*shard);
+  return Attached{client, page->cookie, core_.boot_token_of(*shard),
+                  AttachFiles{{}, layout.tables_bytes, layout.arena_bytes, layout.pages_bytes}};
+}
+
 std::expected<core::ShardId, Error> Attacher::find_or_make_shard(Peer peer, const Recipe& recipe) {
   const RecipeFields& fields = recipe.fields();
   if (const auto found = core_.find_shard({peer.uid, fields.model_id, fields.layers})) {
@@ -43,7 +65,7 @@ std::expected<core::ShardId, Error> Attacher::find_or_make_shard(Peer peer, cons
   if (!plan) return std::unexpected(plan.error());
   const auto prepared = files_.prepare(*plan);
   if (!prepared) return std::unexpected(prepared.error());
-  const core::ShardId shard = core_.add_shard(*plan, prepared->memory, prepared->entropy);
+  const core::ShardId shard = core_.add_shard(*plan, prepared->memory, prepared->identity);
   files_.keep(shard);
   return shard;
 }

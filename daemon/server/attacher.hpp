@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <expected>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -30,6 +31,7 @@ class Attacher {
            std::span<const std::string> certified_architectures)
       : core_(core), files_(files), certified_architectures_(certified_architectures) {}
 
+  using EndConnection = std::function<void(core::ClientId)>;
   struct Attached {
     core::ClientId client;
     std::uint64_t cookie = 0;
@@ -40,9 +42,16 @@ class Attacher {
   // name another uid's. On an error the peer has no page. Errors: access_denied,
   // uncertified_architecture, invalid_argument (the recipe), incompatible_recipe naming the fields,
   // and those of Core::plan_shard, Core::attach and ShardFiles.
-  [[nodiscard]] std::expected<Attached, Error> attach(Peer peer, const AttachArguments& arguments);
+  // A peer that names an earlier page comes back to it and is given no files: it has them. If the
+  // page is its own and has a connection still, `end_connection` is called for it first.
+  // Errors: shard_replaced, where the page is not there (any more) or not the peer's.
+  [[nodiscard]] std::expected<Attached, Error> attach(Peer peer, const AttachArguments& arguments,
+                                                      const EndConnection& end_connection);
 
  private:
+  [[nodiscard]] std::expected<Attached, Error> come_back(Peer peer, const Recipe& recipe,
+                                                         const AttachArguments& arguments,
+                                                         const EndConnection& end_connection);
   [[nodiscard]] std::expected<core::ShardId, Error> find_or_make_shard(Peer peer,
                                                                        const Recipe& recipe);
 

@@ -91,7 +91,14 @@ void Dispatcher::attach(Conversation& conversation, const Request& request) {
   }
   const auto arguments = decode_operations<protocol::AttachRequest>(request);
   if (!arguments) return refuse(conversation, request, arguments.error());
-  auto attached = attacher_.attach(conversation.peer, arguments->front());
+  const auto end_connection = [this](core::ClientId client) {
+    const auto found = attached_.find(client);
+    if (found == attached_.end()) return;
+    Conversation& earlier = *found->second;
+    earlier.hang_up();
+    disconnected(earlier);
+  };
+  auto attached = attacher_.attach(conversation.peer, arguments->front(), end_connection);
   if (!attached) return refuse(conversation, request, std::move(attached.error()));
   conversation.client = attached->client;
   attached_.insert_or_assign(attached->client, &conversation);

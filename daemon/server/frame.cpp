@@ -174,7 +174,12 @@ std::expected<AttachArguments, Error> decode(const protocol::AttachRequest& untr
   if (access != Access::read && access != Access::write) {
     return std::unexpected(malformed(expected_but_came("access", "1 or 2", untrusted.access)));
   }
-  return AttachArguments{untrusted.recipe, access};
+  if (untrusted.page == 0) {
+    if (untrusted.cookie == 0) return AttachArguments{untrusted.recipe, access};
+    return std::unexpected(malformed("cookie: expected 0 without a page"));
+  }
+  return AttachArguments{untrusted.recipe, access,
+                         PageClaim{PageIndex{untrusted.page - 1}, untrusted.cookie}};
 }
 
 std::expected<OpenArguments, Error> decode(const protocol::OpenOperation& untrusted) {

@@ -46,9 +46,15 @@ struct FrameRefusal {
 
 // Arguments of the operations, checked: ids of 1 to 128 bytes with zeros behind, reserved fields
 // zero, enumerators known. Numbers of tokens and generations are whatever the client sent.
+// A page that the sender says it has.
+struct PageClaim {
+  PageIndex page;
+  std::uint64_t cookie;
+};
 struct AttachArguments {
   RecipeRecord recipe;  // padding checked; the fields are Recipe::make's to check
   Access access;
+  std::optional<PageClaim> earlier_page{};  // it comes back
 };
 struct OpenArguments {
   SessionId session;

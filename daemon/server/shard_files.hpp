@@ -26,7 +26,7 @@ struct AttachFiles {
 // forgets what was prepared before.
 struct PreparedShard {
   core::ShardMemory memory;
-  core::ShardEntropy entropy;
+  core::ShardIdentity identity;
 };
 
 // One thread's, like the core that it serves as page liveness.

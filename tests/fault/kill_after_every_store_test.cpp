@@ -37,6 +37,8 @@ class KillAfterEveryStore : public ::testing::Test {
     shard = h.add_shard();
     for (int i = 0; i < 2; ++i) clients.push_back(std::make_unique<CoreClient>(h, shard));
     for (std::uint32_t i = 0; i < kExtents; ++i) h.files.at(shard)->provisioned.insert(i);
+    static_assert(kExtents < 64);
+    h.tables(shard).extent_bits()[0] = (std::uint64_t{1} << kExtents) - 1;
     h.restart();
   }
 
@@ -205,8 +207,7 @@ void KillAfterEveryStore::kill_rebuild() {
     if (left-- == 0) throw Killed{};
   });
   try {
-    (void)h.core->adopt_shard(h.files.at(shard)->memory(), default_certified_architectures(),
-                              [](ExtentIndex extent) { return extent.value() < kExtents; });
+    (void)h.core->adopt_shard(h.files.at(shard)->memory(), default_certified_architectures());
   } catch (const Killed&) {
     ++kills;
   }

@@ -54,6 +54,18 @@ core::ClientId CoreHarness::attach(core::ShardId shard, Access access) {
   return core->attach(shard, access, pid, pid).value().client;
 }
 
+void CoreHarness::punch(ShardFilesInMemory& memory, const core::ExtentRange& range) {
+  const Geometry& g = memory.geometry;
+  const auto layout = FileLayout::of(memory.capacities, g);
+  const std::uint64_t first = (range.arena_offset.value() - layout.chunks.value()) / g.extent_bytes;
+  for (std::uint64_t i = 0; i < range.size_bytes / g.extent_bytes; ++i) {
+    const bool had_memory = memory.provisioned.erase(static_cast<std::uint32_t>(first + i)) != 0;
+    if (!had_memory) continue;
+    const std::uint64_t offset = range.arena_offset.value() + i * g.extent_bytes;
+    std::ranges::fill(memory.arena.bytes().subspan(offset, g.extent_bytes), std::byte{0});
+  }
+}
+
 void CoreHarness::settle() {
   const auto extents =
       [this](const core::ExtentRange& range) -> std::pair<ShardFilesInMemory&, std::uint32_t> {
@@ -67,11 +79,7 @@ void CoreHarness::settle() {
        orders = core->take_memory_orders()) {
     for (const auto& order : orders) {
       for (const auto& range : order.punch) {
-        auto [memory, extent] = extents(range);
-        memory.provisioned.erase(extent);
-        std::ranges::fill(
-            memory.arena.bytes().subspan(range.arena_offset.value(), range.size_bytes),
-            std::byte{0});
+        punch(*files.at(range.shard), range);
       }
       for (const auto& range : order.provision) {
         auto [memory, extent] = extents(range);
@@ -87,9 +95,8 @@ void CoreHarness::restart() {
       limits, [this] { return now_ms; }, liveness);
   std::map<core::ShardId, std::shared_ptr<ShardFilesInMemory>> kept;
   for (const auto& [old_id, memory] : files) {
-    const auto adopted = core->adopt_shard(
-        memory->memory(), default_certified_architectures(),
-        [&](ExtentIndex extent) { return memory->provisioned.contains(extent.value()); });
+    const auto adopted = core->adopt_shard(memory->memory(), default_certified_architectures());
+    for (const auto& range : core->unaccounted_extents(adopted.value())) punch(*memory, range);
     kept.emplace(adopted.value(), memory);
   }
   files = std::move(kept);

@@ -56,6 +56,8 @@ class CoreHarness {
   core::ClientId attach(core::ShardId shard, Access access = Access::write);
   // Carries out every memory order at once and successfully.
   void settle();
+  // Gives extents back, as the kernel would.
+  void punch(ShardFilesInMemory& memory, const core::ExtentRange& range);
   // A new core over the same memory, as after a kill.
   void restart();
 

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -44,6 +45,7 @@ struct Spawn {
   fs::path out;
   fs::path err;
   unsigned descriptors_max = 0;
+  std::vector<int> kept_descriptors{};  // as a service manager passes them
 };
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
@@ -61,10 +63,13 @@ pid_t spawn(Spawn what) {
   std::vector<std::string> variables = what.variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text(*variable);
-    if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("HOTKV_")) {
+    if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("HOTKV_") &&
+        !text.starts_with("LISTEN_")) {
       variables.emplace_back(text);
     }
   }
+  variables.emplace_back("LISTEN_PID=          ");
+  std::string& listen_pid = variables.back();
   const auto argv = pointers(arguments);
   const auto envp = pointers(variables);
   const UniqueFd out(::open(what.out.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
@@ -81,6 +86,12 @@ pid_t spawn(Spawn what) {
     const rlimit limit{what.descriptors_max, what.descriptors_max};
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
+  if (!platform::place_kept_descriptors(what.kept_descriptors.data(),
+                                        what.kept_descriptors.size())) {
+    ::_exit(127);
+  }
+  char* const end = listen_pid.data() + listen_pid.size();
+  *std::to_chars(end - 10, end, ::getpid()).ptr = '\0';
   ::execve(argv[0], argv.data(), envp.data());
   ::_exit(127);
 }
@@ -101,17 +112,6 @@ int reap(pid_t pid, const UniqueFd& ended, std::chrono::seconds patience = kPati
   int status = 0;
   ::waitpid(pid, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-UniqueFd listen_for_notifications(const fs::path& path) {
-  UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
-  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    throw std::runtime_error("cannot bind " + path.string());
-  }
-  return fd;
 }
 
 }  // namespace
@@ -197,19 +197,38 @@ bool eventually(const std::function<bool()>& is_so) {
 }
 
 DaemonProcess::DaemonProcess(DaemonOptions options)
-    : directory_(options.directory.empty() ? own_directory_.path() : options.directory),
-      control_path_((directory_ / options.control_name).string()),
-      notify_(listen_for_notifications(own_directory_.path() / "notify")) {
+    : options_(std::move(options)),
+      directory_(options_.directory.empty() ? own_directory_.path() : options_.directory),
+      control_path_((directory_ / options_.control_name).string()),
+      notify_(
+          platform::listen_for_notifications((own_directory_.path() / "notify").string()).value()),
+      store_(options_.kept_descriptors_max) {
+  start_again();
+}
+
+platform::DescriptorStore& DaemonProcess::store() {
+  while (store_.receive(notify_.get())) {
+  }
+  return store_;
+}
+
+void DaemonProcess::start_again() {
   std::vector<std::string> arguments{"--socket=" + control_path(),
                                      "--admin-socket=" + admin_path()};
-  arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
+  arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
   const fs::path output = own_directory_.path() / "stderr";
-  pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / "hotkvd",
+  std::vector<std::string> variables = store().variables();
+  variables.push_back("NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string());
+  variables.insert(variables.end(), options_.variables.begin(), options_.variables.end());
+  std::vector<int> kept;
+  for (const platform::KeptDescriptor& each : store_.kept()) kept.push_back(each.fd.get());
+  pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / options_.program,
                 .arguments = arguments,
-                .variables = {"NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string()},
+                .variables = variables,
                 .out = output,
                 .err = output,
-                .descriptors_max = options.descriptors_max});
+                .descriptors_max = options_.descriptors_max,
+                .kept_descriptors = kept});
   ended_ = open_pidfd(pid_);
 }
 
@@ -224,11 +243,8 @@ bool DaemonProcess::wait_ready() {
                                   pollfd{.fd = ended_.get(), .events = POLLIN, .revents = 0}};
     if (::poll(entries.data(), entries.size(), milliseconds_until(deadline)) <= 0) return false;
     if ((entries[0].revents & POLLIN) == 0) return false;
-    std::array<char, 4096> message;
-    const ssize_t size = ::recv(notify_.get(), message.data(), message.size(), 0);
-    if (size < 0) return false;
-    const std::string_view text(message.data(), static_cast<std::size_t>(size));
-    if (text.find("READY=1") != std::string_view::npos) return true;
+    const auto message = store_.receive(notify_.get());
+    if (message && message->find("READY=1") != std::string::npos) return true;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/platform/descriptor_store.hpp"
 #include "shared/unique_fd.hpp"
 
 namespace hotkv::testing {
@@ -71,6 +72,9 @@ struct DaemonOptions {
   std::filesystem::path directory{};          // of the sockets; empty: a new one
   std::string control_name = "control.sock";  // of the control socket in it
   unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
+  std::size_t kept_descriptors_max = 4096;    // as FileDescriptorStoreMax=
+  std::string program = "hotkvd";             // of the build
+  std::vector<std::string> variables{};       // NAME=value for its environment
 };
 
 // hotkvd in a private folder. Killed and reaped with this object, whatever the test did.
@@ -93,6 +97,14 @@ class DaemonProcess {
   // How many descriptors it has open; -1 if that cannot be seen.
   [[nodiscard]] int open_descriptors() const;
 
+  // This object is its service manager: what it has given into the store so far.
+  [[nodiscard]] platform::DescriptorStore& store();
+  // After it has ended, in whatever way: starts it anew with all that is in the store. Its output
+  // goes on where it was.
+  void start_again();
+  // For the next start.
+  void set_flags(std::vector<std::string> flags) { options_.flags = std::move(flags); }
+
   void signal(int number) const;
   // Its exit code, once it has ended: -1 if by a signal, or not within ten seconds.
   int wait_exit();
@@ -105,12 +117,14 @@ class DaemonProcess {
   [[nodiscard]] std::string err() const;
 
  private:
+  DaemonOptions options_;
   TemporaryDirectory own_directory_;
   std::filesystem::path directory_;
   std::string control_path_;
   UniqueFd notify_;  // where it says READY=1
-  UniqueFd ended_;   // readable once it has ended
-  pid_t pid_ = -1;   // -1: reaped
+  platform::DescriptorStore store_;
+  UniqueFd ended_;  // readable once it has ended
+  pid_t pid_ = -1;  // -1: reaped
 };
 
 }  // namespace hotkv::testing

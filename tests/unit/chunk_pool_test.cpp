@@ -345,9 +345,7 @@ TEST_P(ChunkPoolProperty, AgreesWithANaiveModel) {
               p.geometry().extent_count - present.size() - arriving.size() - leaving.size());
     if (step % 100 == 0) {
       core::ChunkPool rebuilt(p.tables, p.gate);
-      std::vector<ExtentIndex> extents;
-      for (const auto each : present) extents.push_back(ExtentIndex{each});
-      rebuilt.reset(extents);
+      rebuilt.reset();
       for (const Chain& chain : heads) rebuilt.adopt_chain(tip_of(chain));
       check(rebuilt);
     }

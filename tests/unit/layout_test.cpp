@@ -235,6 +235,7 @@ TEST(FileLayout, PartsAreAlignedDisjointAndWithinTheFiles) {
         {layout.chunk_words, std::uint64_t{c.chunk_count} * sizeof(AtomicWord)},
         {layout.kept_heads, std::uint64_t{c.kept_head_count} * sizeof(KeptHeadRecord)},
         {layout.page_records, std::uint64_t{c.page_count} * sizeof(PageRecord)},
+        {layout.extent_bits, extent_words(geometry.extent_count) * sizeof(AtomicWord)},
     };
     std::uint64_t end = 0;
     for (const auto& part : parts) {

@@ -23,7 +23,7 @@ class LinuxShardFilesTest : public ::testing::Test {
         });
     ASSERT_TRUE(started.has_value());
     provisioner_ = *std::move(started);
-    files_.emplace(*provisioner_, false);
+    files_.emplace(*provisioner_, service_manager_, false);
     core_.emplace(
         core::Limits{.max_bytes = 16 << 20, .chunk_tokens = 16}, [] { return std::uint64_t{1000}; },
         *files_);
@@ -31,10 +31,10 @@ class LinuxShardFilesTest : public ::testing::Test {
     ASSERT_TRUE(plan.has_value());
     const auto prepared = files_->prepare(*plan);
     ASSERT_TRUE(prepared.has_value()) << prepared.error().message();
-    EXPECT_NE(prepared->entropy.boot_token, 0U);
-    EXPECT_NE(prepared->entropy.hash_key[0], prepared->entropy.hash_key[1]);
+    EXPECT_NE(prepared->identity.boot_token, 0U);
+    EXPECT_NE(prepared->identity.hash_key[0], prepared->identity.hash_key[1]);
     plan_.emplace(*plan);
-    shard_ = core_->add_shard(*plan, prepared->memory, prepared->entropy);
+    shard_ = core_->add_shard(*plan, prepared->memory, prepared->identity);
     files_->keep(shard_);
   }
 
@@ -67,6 +67,7 @@ class LinuxShardFilesTest : public ::testing::Test {
   std::mutex mutex_;
   std::condition_variable wake_;
   int completed_ = 0;
+  platform::ServiceManager service_manager_;
   std::unique_ptr<platform::Provisioner> provisioner_;
   std::optional<LinuxShardFiles> files_;
   std::optional<core::Core> core_;

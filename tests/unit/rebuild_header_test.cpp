@@ -32,9 +32,7 @@ class RebuildHeader : public ::testing::Test {
   std::expected<core::ShardId, Error> adopt(const core::ShardMemory& memory) {
     h.core = std::make_unique<core::Core>(
         h.limits, [this] { return h.now_ms; }, h.liveness);
-    return h.core->adopt_shard(memory, default_certified_architectures(), [&](ExtentIndex e) {
-      return file->provisioned.contains(e.value());
-    });
+    return h.core->adopt_shard(memory, default_certified_architectures());
   }
   // The damaged header is refused with this code and text; the healthy one is taken afterwards.
   void expect_refusal(const std::function<void(TablesHeader&)>& damage, ErrorCode code,
@@ -160,8 +158,7 @@ TEST_F(RebuildHeader, FilesOfOtherSizesAreRefused) {
 
 TEST_F(RebuildHeader, AShardThatIsThereAlreadyIsRefused) {
   ASSERT_TRUE(adopt(file->memory()).has_value());
-  const auto twice = h.core->adopt_shard(file->memory(), default_certified_architectures(),
-                                         [](ExtentIndex) { return false; });
+  const auto twice = h.core->adopt_shard(file->memory(), default_certified_architectures());
   ASSERT_FALSE(twice.has_value());
   EXPECT_EQ(twice.error().code, ErrorCode::shard_damaged);
   EXPECT_NE(twice.error().message().find("is there already"), std::string::npos);

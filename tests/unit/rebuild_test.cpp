@@ -66,9 +66,7 @@ class Rebuild : public ::testing::Test {
     h.core = std::make_unique<core::Core>(
         h.limits, [this] { return h.now_ms; }, h.liveness);
     const auto file = h.files.begin()->second;
-    auto adopted = h.core->adopt_shard(
-        file->memory(), default_certified_architectures(),
-        [&](ExtentIndex extent) { return file->provisioned.contains(extent.value()); });
+    auto adopted = h.core->adopt_shard(file->memory(), default_certified_architectures());
     if (adopted) {
       h.files.clear();
       h.files.emplace(*adopted, file);
@@ -357,9 +355,14 @@ TEST_F(Rebuild, WildPagesOfClientsOnlyKeep) {
 
 TEST_F(Rebuild, ExtentsWithoutMemoryTakeTheirContextsAlong) {
   const auto chunk = worker.resolve("d", 3, 47)->chunks.at(1);
-  h.files.begin()->second->provisioned.erase(chunk.value());
+  const auto lose_its_memory = [&] {
+    AtomicWord& bits = tables().extent_bits()[chunk.value() / 64];
+    bits = bits & ~(std::uint64_t{1} << chunk.value() % 64);
+  };
+  lose_its_memory();
   expect_adoption("d");
   load(healthy);
+  lose_its_memory();
   ASSERT_TRUE(adopt().has_value());
   const auto miss = worker.resolve("d", 3, 47).error();
   ASSERT_TRUE(miss.is(MissReason::lost_in_restart));
