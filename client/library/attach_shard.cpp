@@ -1,6 +1,7 @@
 // The handshake: the one place where numbers and descriptors of the daemon become mappings.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -28,10 +29,12 @@ Error damaged(std::string_view object, std::string cause) {
 
 // ---- talking ------------------------------------------------------------------------------------
 
-// One request and its reply on the caller's thread. `no_fork` is taken before descriptors can come.
+// One request and its reply on the caller's thread. ForkExclusion is taken before descriptors can
+// come.
 class Handshake {
  public:
-  Handshake(int socket, Deadline deadline) : socket_(socket), deadline_(deadline) {}
+  Handshake(int socket, Deadline deadline, const Wakeup* wakeup)
+      : socket_(socket), deadline_(deadline), wakeup_(wakeup) {}
 
   std::expected<void, Error> send(Request request) {
     const Frame frame = std::move(request).seal(++id_);
@@ -66,11 +69,25 @@ class Handshake {
     return reply;
   }
 
-  std::expected<void, Error> wait() { return wait_readable(socket_, deadline_); }
+  std::expected<void, Error> wait() {
+    if (wakeup_ == nullptr) return wait_readable(socket_, deadline_);
+    while (!wakeup_->is_stopping()) {
+      const auto came = wakeup_->wait(socket_, POLLIN, deadline_);
+      if (!came) return std::unexpected(came.error());
+      if (*came != 0) return {};
+      if (std::chrono::steady_clock::now() >= deadline_) {
+        return std::unexpected(
+            attach_error(ErrorCode::deadline_exceeded, "daemon", "no answer in time"));
+      }
+    }
+    return std::unexpected(
+        attach_error(ErrorCode::daemon_unavailable, "daemon", "this client detached"));
+  }
 
  private:
   int socket_;
   Deadline deadline_;
+  const Wakeup* wakeup_;
   std::uint64_t id_ = 0;
 };
 
@@ -244,25 +261,56 @@ std::expected<AttachedShard, Error> map_shard(const AttachReply& reply,
   return shard;
 }
 
+// ---- both ways ----------------------------------------------------------------------------------
+
+struct Talk {
+  ParentOnlyFd socket;
+  Handshake handshake;
+};
+
+// A thread that must be able to stop cannot be woken out of the kernel's wait for room in the
+// daemon's queue of connections. It waits there for this long and then comes again.
+constexpr auto kQueueWaitMax = std::chrono::milliseconds(50);
+
+// Connected, HELLO said.
+std::expected<Talk, Error> begin(std::string_view socket_path, const HandshakeLimits& limits) {
+  const Deadline connected_by =
+      limits.wakeup == nullptr
+          ? limits.deadline
+          : std::min(limits.deadline, std::chrono::steady_clock::now() + kQueueWaitMax);
+  auto socket = connect_seqpacket(socket_path, connected_by);
+  if (!socket) return std::unexpected(std::move(socket.error()));
+  const int number = socket->get();
+  Talk talk{ParentOnlyFd(std::move(*socket)), Handshake(number, limits.deadline, limits.wakeup)};
+  if (auto hello = say_hello(talk.handshake); !hello) {
+    return std::unexpected(std::move(hello.error()));
+  }
+  return talk;
+}
+
+// Sends ATTACH and waits until an answer can be received.
+std::expected<void, Error> ask_attach(Talk& talk, const protocol::AttachRequest& operation) {
+  Request request(protocol::Type::attach);
+  request.add(operation);
+  if (auto sent = talk.handshake.send(std::move(request)); !sent) return sent;
+  return talk.handshake.wait();
+}
+
 }  // namespace
 
 std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path, const Recipe& recipe,
-                                                 Access access, Deadline deadline) {
-  auto socket = connect_seqpacket(socket_path, deadline);
-  if (!socket) return std::unexpected(std::move(socket.error()));
-  Handshake handshake(socket->get(), deadline);
-  if (auto hello = say_hello(handshake); !hello) return std::unexpected(std::move(hello.error()));
-
-  Request request(protocol::Type::attach);
-  request.add(
-      protocol::AttachRequest{encode_recipe(recipe), static_cast<std::uint32_t>(access), 0, 0});
-  if (auto sent = handshake.send(std::move(request)); !sent) return std::unexpected(sent.error());
-  if (auto ready = handshake.wait(); !ready) return std::unexpected(ready.error());
+                                                 Access access, const HandshakeLimits& limits) {
+  auto talk = begin(socket_path, limits);
+  if (!talk) return std::unexpected(std::move(talk.error()));
+  const protocol::AttachRequest request{encode_recipe(recipe), static_cast<std::uint32_t>(access),
+                                        0, 0};
+  if (auto asked = ask_attach(*talk, request); !asked) return std::unexpected(asked.error());
   // A child forked between here and the end would inherit the page's lock, and this client would
   // seem alive for as long as the child is.
   const ForkExclusion no_fork;
   ReceivedDescriptors descriptors;
-  const auto reply = handshake.receive(protocol::Type::attach, sizeof(AttachReply), descriptors);
+  const auto reply =
+      talk->handshake.receive(protocol::Type::attach, sizeof(AttachReply), descriptors);
   if (!reply) return std::unexpected(reply.error());
   const auto attach_reply = reply->result<AttachReply>(0);
   if (reply->header().boot_token != 0 && reply->header().boot_token != attach_reply.boot_token) {
@@ -270,8 +318,35 @@ std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path, c
         attach_error(ErrorCode::protocol_error, "reply", "it carries two boot tokens"));
   }
   auto shard = map_shard(attach_reply, descriptors, recipe, access);
-  if (shard) shard->socket = std::move(*socket);
+  if (shard) shard->socket = std::move(talk->socket);
   return shard;
+}
+
+std::expected<ParentOnlyFd, Error> come_back_to_shard(std::string_view socket_path,
+                                                      const Recipe& recipe, Access access,
+                                                      const ShardFacts& facts,
+                                                      const HandshakeLimits& limits) {
+  auto talk = begin(socket_path, limits);
+  if (!talk) return std::unexpected(std::move(talk.error()));
+  const protocol::AttachRequest request{encode_recipe(recipe), static_cast<std::uint32_t>(access),
+                                        facts.page.value() + 1, facts.cookie};
+  if (auto asked = ask_attach(*talk, request); !asked) return std::unexpected(asked.error());
+  ReceivedDescriptors descriptors;  // closed again, should any come
+  const auto reply =
+      talk->handshake.receive(protocol::Type::attach, sizeof(AttachReply), descriptors);
+  if (!reply) return std::unexpected(reply.error());
+  const auto back = reply->result<AttachReply>(0);
+  // Any difference would mean that mappings and daemon are not about the same memory.
+  const std::uint64_t header_token = reply->header().boot_token;
+  if (back.boot_token != facts.boot_token ||
+      (header_token != 0 && header_token != facts.boot_token) || back.cookie != facts.cookie ||
+      back.page != facts.page.value() || back.tables_bytes != facts.layout.tables_bytes ||
+      back.arena_bytes != facts.layout.arena_bytes ||
+      back.pages_bytes != facts.layout.pages_bytes || descriptors.count != 0) {
+    return std::unexpected(attach_error(ErrorCode::protocol_error, "reply",
+                                        "it is not about the page that was named"));
+  }
+  return std::move(talk->socket);
 }
 
 }  // namespace hotkv::client

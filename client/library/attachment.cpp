@@ -2,10 +2,9 @@
 
 #include <time.h>
 
-#include <algorithm>
 #include <utility>
 
-#include "client/library/socket_path.hpp"
+#include "client/library/current_attachment.hpp"
 
 namespace hotkv {
 namespace {
@@ -23,39 +22,24 @@ client::SessionIndex session_index(const client::ShardFacts& facts, const Mappin
           facts.hash_key};
 }
 
-// A wait without end is asked for with a huge number, and that must not wrap.
-Deadline deadline_after(std::chrono::milliseconds wait) {
-  constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-  return std::chrono::steady_clock::now() + std::min(wait, kLongest);
-}
-
 }  // namespace
 
-std::expected<std::shared_ptr<Attachment>, Error> Attachment::attach(const ClientOptions& options,
-                                                                     const Recipe& recipe) {
-  const std::string path =
-      options.socket_path.empty() ? client::default_socket_path() : options.socket_path;
-  const Deadline deadline = deadline_after(options.deadline);
-  // Before the first descriptor and mapping, so that the handlers of fork are in place.
-  const client::ForkGuard guard;
-  auto shard = client::attach_shard(path, recipe, options.access, deadline);
-  if (!shard) return std::unexpected(std::move(shard.error()));
-  auto connection = client::Connection::start(std::move(shard->socket), shard->facts.boot_token);
-  if (!connection) return std::unexpected(std::move(connection.error()));
-  return std::shared_ptr<Attachment>(
-      new Attachment(options, recipe, shard->facts, std::move(shard->mappings),
-                     std::move(*connection)),
-      [](Attachment* attachment) {
-        if (!attachment->is_foreign()) delete attachment;
-      });
+std::shared_ptr<Attachment> Attachment::make(std::shared_ptr<client::CurrentAttachment> client,
+                                             client::AttachedShard shard,
+                                             std::shared_ptr<client::Wakeup> wakeup) {
+  auto connection = std::make_unique<client::Connection>(std::move(shard.socket),
+                                                         shard.facts.boot_token, std::move(wakeup));
+  return {new Attachment(std::move(client), shard.facts, std::move(shard.mappings),
+                         std::move(connection)),
+          [](Attachment* attachment) {
+            if (!attachment->is_foreign()) delete attachment;
+          }};
 }
 
-Attachment::Attachment(const ClientOptions& options, const Recipe& recipe, client::ShardFacts facts,
+Attachment::Attachment(std::shared_ptr<client::CurrentAttachment> client, client::ShardFacts facts,
                        client::ShardMappings mappings,
                        std::unique_ptr<client::Connection> connection)
-    : recipe_(recipe),
-      access_(options.access),
-      deadline_(options.deadline),
+    : client_(std::move(client)),
       facts_(facts),
       mappings_(std::move(mappings)),
       index_(session_index(facts_, mappings_.tables)),
@@ -69,8 +53,12 @@ Attachment::Attachment(const ClientOptions& options, const Recipe& recipe, clien
       leases_(*connection),
       connection_(std::move(connection)) {}
 
+const Recipe& Attachment::recipe() const {
+  return client_->recipe();
+}
+
 Deadline Attachment::deadline_from_now() const {
-  return deadline_after(deadline_);
+  return client::deadline_after(client_->options().deadline);
 }
 
 Writer Attachment::make_writer(client::ChainRef chain, client::Pin pin,

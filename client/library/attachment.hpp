@@ -1,7 +1,6 @@
 #pragma once
 // An attachment: the shard's files mapped into this process, this client's page, its connection.
 
-#include <chrono>
 #include <cstdint>
 #include <expected>
 #include <memory>
@@ -20,6 +19,8 @@
 #include "client/library/populated_chunks.hpp"
 #include "client/library/position.hpp"
 #include "client/library/session_index.hpp"
+#include "client/library/wakeup.hpp"
+#include "client/library/watch.hpp"
 #include "shared/geometry.hpp"
 #include "shared/layout.hpp"
 #include "shared/mapping.hpp"
@@ -28,6 +29,8 @@
 namespace hotkv {
 
 namespace client {
+
+class CurrentAttachment;
 
 // What ATTACH gave, checked: the header's numbers as this process's own copies, because the memory
 // they came from is the daemon's.
@@ -52,7 +55,13 @@ struct ShardMappings {
 struct AttachedShard {
   ShardFacts facts;
   ShardMappings mappings;
-  UniqueFd socket;
+  ParentOnlyFd socket;
+};
+
+struct HandshakeLimits {
+  Deadline deadline;
+  // Of a thread that must be able to stop; it then also waits for nobody in connect(). Else null.
+  const Wakeup* wakeup = nullptr;
 };
 
 // Connects, says HELLO and ATTACH, checks and maps what comes. Every number and descriptor the
@@ -60,29 +69,45 @@ struct AttachedShard {
 // Errors: see Client::attach.
 [[nodiscard]] std::expected<AttachedShard, Error> attach_shard(std::string_view socket_path,
                                                                const Recipe& recipe, Access access,
-                                                               Deadline deadline);
+                                                               const HandshakeLimits& limits);
+
+// The same by page and cookie: the mappings stay, only the connection is another. Errors:
+// shard_replaced (the daemon has other memory), protocol_error (its answer is about something
+// else), and as for attach_shard.
+[[nodiscard]] std::expected<ParentOnlyFd, Error> come_back_to_shard(std::string_view socket_path,
+                                                                    const Recipe& recipe,
+                                                                    Access access,
+                                                                    const ShardFacts& facts,
+                                                                    const HandshakeLimits& limits);
 
 }  // namespace client
 
-// Thread-safe. Shared by the Client, its contexts, views and writers; the last of them detaches.
+// One life of the shard's memory, as one client sees it: it survives the daemon, not the daemon's
+// loss of the memory. Then it is lost, and the client goes on with another
+// (current_attachment.hpp).
+//
+// Thread-safe. Shared by the Client, its contexts, views and writers; the last of them unmaps.
 // In a forked child it is inert: see fork_guard.hpp. Its deleter does nothing there.
 class Attachment : public std::enable_shared_from_this<Attachment> {
  public:
-  [[nodiscard]] static std::expected<std::shared_ptr<Attachment>, Error> attach(
-      const ClientOptions& options, const Recipe& recipe);
+  [[nodiscard]] static std::shared_ptr<Attachment> make(
+      std::shared_ptr<client::CurrentAttachment> client, client::AttachedShard shard,
+      std::shared_ptr<client::Wakeup> wakeup);
 
   // Constant for life; safe in a forked child.
   [[nodiscard]] bool is_foreign() const noexcept { return guard_.is_foreign(); }
-  [[nodiscard]] const Recipe& recipe() const { return recipe_; }
+  [[nodiscard]] const Recipe& recipe() const;
   [[nodiscard]] const Geometry& geometry() const { return facts_.geometry; }
   [[nodiscard]] const client::ShardFacts& facts() const { return facts_; }
-  [[nodiscard]] Access access() const { return access_; }
+  // The client that it is, or was, an attachment of.
+  [[nodiscard]] const client::CurrentAttachment& client() const { return *client_; }
   [[nodiscard]] Deadline deadline_from_now() const;
 
-  // The read path (resolve.cpp). `expected` means nothing for LengthMatch::any.
-  [[nodiscard]] std::expected<View, CacheMiss> resolve(const SessionId& session, Epoch epoch,
-                                                       TokenCount expected,
-                                                       LengthMatch match) const;
+  // The read path (resolve.cpp). `expected` means nothing for LengthMatch::any. Takes a share in
+  // the attachment because a view needs one, and taking another would be dear there.
+  [[nodiscard]] static std::expected<View, CacheMiss> resolve(
+      std::shared_ptr<const Attachment> attachment, const SessionId& session, Epoch epoch,
+      TokenCount expected, LengthMatch match);
 
   // A writer for `size` tokens behind the position's length. `pin` is confirmed, the chain covers
   // them.
@@ -111,11 +136,20 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
 
   [[nodiscard]] client::Connection& connection() const { return *connection_; }
   [[nodiscard]] client::LeaseTable& leases() const { return leases_; }
+  // See LeaseTable::settle.
+  void settle_leases() const { leases_.settle(index_, facts_.page); }
+  // The daemon came back with other memory: nothing here will ever be the daemon's again.
+  [[nodiscard]] bool is_lost() const { return connection_->is_lost(); }
+
+  // The thread that serves the connection. It is the attachment's that is current: its end joins
+  // it.
+  void watch_by(std::unique_ptr<client::Watch> watch) { watch_ = std::move(watch); }
+  [[nodiscard]] std::unique_ptr<client::Watch> release_watch() { return std::move(watch_); }
 
  private:
   struct Sighting;
 
-  Attachment(const ClientOptions& options, const Recipe& recipe, client::ShardFacts facts,
+  Attachment(std::shared_ptr<client::CurrentAttachment> client, client::ShardFacts facts,
              client::ShardMappings mappings, std::unique_ptr<client::Connection> connection);
   ~Attachment() = default;
 
@@ -124,9 +158,7 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
             Sighting& sighting) const;
 
   const client::ForkGuard guard_;
-  const Recipe recipe_;
-  const Access access_;
-  const std::chrono::milliseconds deadline_;
+  const std::shared_ptr<client::CurrentAttachment> client_;
   const client::ShardFacts facts_;
   const client::ShardMappings mappings_;
 
@@ -142,6 +174,7 @@ class Attachment : public std::enable_shared_from_this<Attachment> {
   // Outlives the connection, whose end lets go of leases that late replies were to bring.
   mutable client::LeaseTable leases_;
   const std::unique_ptr<client::Connection> connection_;
+  std::unique_ptr<client::Watch> watch_;  // ends first: it uses all of the above
 };
 
 }  // namespace hotkv

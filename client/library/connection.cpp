@@ -1,15 +1,10 @@
 #include "client/library/connection.hpp"
 
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
+#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <system_error>
 #include <utility>
+#include <vector>
 
 namespace hotkv::client {
 namespace {
@@ -24,22 +19,6 @@ constexpr std::size_t kAbandonedMax = 1024;
 Error unavailable(std::string cause) {
   return Error{ErrorCode::daemon_unavailable, "ask", "daemon", std::move(cause)};
 }
-
-// A thread that inherits this mask takes no signal of the embedding program.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
-  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 }  // namespace
 
@@ -58,34 +37,11 @@ Connection::Pending::~Pending() {
   connection_->give_up(id_, *waiter_);
 }
 
-Connection::Connection(UniqueFd socket, UniqueFd wake, std::uint64_t boot_token)
-    : socket_(std::move(socket)),
-      wake_(std::move(wake)),
-      socket_is_parent_only_(socket_.get()),
-      wake_is_parent_only_(wake_.get()),
-      boot_token_(boot_token) {}
-
-std::expected<std::unique_ptr<Connection>, Error> Connection::start(UniqueFd socket,
-                                                                    std::uint64_t boot_token) {
-  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake) return std::unexpected(system_error("eventfd", "control connection"));
-  std::unique_ptr<Connection> connection(
-      new Connection(std::move(socket), std::move(wake), boot_token));
-  try {
-    const AllSignalsBlocked blocked;
-    connection->watcher_ = std::thread([self = connection.get()] { self->watch(); });
-  } catch (const std::system_error& failure) {
-    return std::unexpected(
-        system_error("start thread", "control connection", failure.code().value()));
-  }
-  pthread_setname_np(connection->watcher_.native_handle(), "hotkv-watch");
-  return connection;
-}
+Connection::Connection(ParentOnlyFd socket, std::uint64_t boot_token,
+                       std::shared_ptr<Wakeup> wakeup)
+    : boot_token_(boot_token), wakeup_(std::move(wakeup)), socket_(std::move(socket)) {}
 
 Connection::~Connection() {
-  stopping_.store(true, std::memory_order_release);
-  wake_watcher();
-  if (watcher_.joinable()) watcher_.join();
   // Late handlers may hold leases, whose end calls post().
   end("this client detached");
 }
@@ -130,7 +86,7 @@ void Connection::enqueue_or_send(std::uint64_t id, Frame frame) {
   queued_bytes_ += frame.size();
   queue_.push_back({id, std::move(frame)});
   flush_queue();
-  if (!queue_.empty()) wake_watcher();
+  if (!queue_.empty()) wakeup_->wake();
 }
 
 void Connection::flush_queue() {
@@ -153,7 +109,7 @@ void Connection::fail(std::uint64_t id, Error error) {
 }
 
 Error Connection::ended_error() const {
-  return unavailable(end_cause_);
+  return unavailable(since_then_.empty() ? end_cause_ : end_cause_ + "; " + since_then_);
 }
 
 void Connection::give_up(std::uint64_t id, Waiter& waiter) {
@@ -170,31 +126,15 @@ void Connection::give_up(std::uint64_t id, Waiter& waiter) {
   waiters_.erase(id);
 }
 
-void Connection::wake_watcher() {
-  const std::uint64_t one = 1;
-  // Fails only if the counter is full, and then the thread is awake.
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+void Connection::serve(std::span<std::byte> buffer) {
+  if (!receive_all(buffer)) return;
+  const std::lock_guard lock(mutex_);
+  flush_queue();
 }
 
-void Connection::watch() {
-  std::vector<std::byte> buffer(protocol::kFrameBytesMax);
-  bool want_write = false;
-  for (;;) {
-    const short events = want_write ? POLLIN | POLLOUT : POLLIN;
-    std::array<pollfd, 2> fds{pollfd{socket_.get(), events, 0}, pollfd{wake_.get(), POLLIN, 0}};
-    if (::poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) {
-      return end(system_error("poll", "control connection").message());
-    }
-    if (stopping_.load(std::memory_order_acquire)) return;
-    if (fds[1].revents != 0) {
-      std::uint64_t wakes = 0;
-      [[maybe_unused]] const ssize_t drained = ::read(wake_.get(), &wakes, sizeof wakes);
-    }
-    if (!receive_all(buffer)) return;
-    const std::lock_guard lock(mutex_);
-    flush_queue();
-    want_write = !queue_.empty();
-  }
+bool Connection::has_queue() {
+  const std::lock_guard lock(mutex_);
+  return !queue_.empty();
 }
 
 bool Connection::receive_all(std::span<std::byte> buffer) {
@@ -258,8 +198,14 @@ void Connection::end(std::string cause) {
   std::unordered_map<std::uint64_t, std::shared_ptr<Waiter>> ended;
   {
     const std::lock_guard lock(mutex_);
-    if (end_cause_.empty()) end_cause_ = std::move(cause);
+    if (connected_.load(std::memory_order_relaxed)) {
+      end_cause_ = std::move(cause);
+      since_then_.clear();
+    }
     connected_.store(false, std::memory_order_release);
+    // So that the daemon sees it even if a forked child has kept a copy of the descriptor.
+    if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
+    socket_ = {};
     ended = std::exchange(waiters_, {});
     abandoned_ = 0;
     queue_.clear();
@@ -270,6 +216,22 @@ void Connection::end(std::string cause) {
     }
   }
   // The waiters, and with them late handlers, are let go without the mutex: they may call post().
+}
+
+void Connection::explain(std::string cause) {
+  const std::lock_guard lock(mutex_);
+  since_then_ = std::move(cause);
+}
+
+void Connection::resume(ParentOnlyFd socket) {
+  const std::lock_guard lock(mutex_);
+  socket_ = std::move(socket);
+  connected_.store(true, std::memory_order_release);
+}
+
+void Connection::lose() {
+  lost_.store(true, std::memory_order_release);
+  explain("the daemon came back with other memory");
 }
 
 }  // namespace hotkv::client

@@ -1,8 +1,7 @@
 #pragma once
-// The control connection after its handshake: many threads ask, one thread listens.
+// The requests of one attachment: many threads ask, one thread listens.
 
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -10,39 +9,43 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
-#include <thread>
 #include <unordered_map>
 
 #include <hotkv/error.hpp>
 
 #include "client/library/fork_guard.hpp"
+#include "client/library/wakeup.hpp"
 #include "client/library/wire.hpp"
 #include "shared/seqpacket.hpp"
-#include "shared/unique_fd.hpp"
 
 namespace hotkv::client {
 
 // Thread-safe. Requests of many threads are under way at once, each found again by its id, so
-// replies may come in any order. One watching thread receives them; it also notices a hang-up, at
-// once and without anybody asking. It blocks all signals.
+// replies may come in any order. The watching thread (watch.hpp) receives them; it also notices a
+// hang-up, at once and without anybody asking.
 //
-// After a hang-up (or a frame that cannot be one) every request, present and future, ends with
-// daemon_unavailable and the reason. Not usable in a forked child, not even its destructor.
+// After a hang-up (or a frame that cannot be one) every request under way ends with
+// daemon_unavailable and the reason, and so does each new one at once, until resume() brings
+// another socket to the same daemon's memory. Nothing is sent a second time: whoever waited was
+// told, and leases are settled from what memory says (LeaseTable::settle).
+//
+// It belongs to one life of the shard's memory. When that is over it ends for good: a request about
+// the old memory can never be answered by the new.
 class Connection {
  public:
   // `socket` has its handshake behind it and is nonblocking. Every reply must carry `boot_token`.
-  // Errors: system_error (eventfd, thread).
-  [[nodiscard]] static std::expected<std::unique_ptr<Connection>, Error> start(
-      UniqueFd socket, std::uint64_t boot_token);
+  Connection(ParentOnlyFd socket, std::uint64_t boot_token, std::shared_ptr<Wakeup> wakeup);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // False once the daemon hung up; never true again.
   [[nodiscard]] bool is_connected() const noexcept {
     return connected_.load(std::memory_order_acquire);
   }
+  // Whether the daemon came back with other memory. Never false again.
+  [[nodiscard]] bool is_lost() const noexcept { return lost_.load(std::memory_order_acquire); }
 
   // What to do with a reply that nobody waits for any more; runs on the watching thread.
   using LateHandler = std::function<void(const Reply&)>;
@@ -76,8 +79,23 @@ class Connection {
   // reply says of the whole frame; results are checked for count and size.
   [[nodiscard]] std::expected<Reply, Error> await(Pending pending, Deadline deadline);
 
-  // Sends a request whose answer interests nobody. Never blocks.
+  // Sends a request whose answer interests nobody. Never blocks. Without a connection it is
+  // dropped.
   void post(Request request);
+
+  // ---- of the watching thread -------------------------------------------------------------------
+
+  [[nodiscard]] int socket() const { return socket_.get(); }  // -1: none
+  // Receives what is there and sends what waits. Ends the connection where that is due.
+  void serve(std::span<std::byte> buffer);
+  // Whether something waits until the socket takes it.
+  [[nodiscard]] bool has_queue();
+  // Hangs up and ends all requests. Only the first cause counts, until resume().
+  void end(std::string cause);
+  // Says, until resume(), what more is known of why there is no connection.
+  void explain(std::string cause);
+  void resume(ParentOnlyFd socket);
+  void lose();
 
  private:
   struct Queued {
@@ -85,38 +103,31 @@ class Connection {
     Frame frame;
   };
 
-  Connection(UniqueFd socket, UniqueFd wake, std::uint64_t boot_token);
-  void watch();
-  // Receives what is there. False if the connection is at its end.
+  // False if the connection is at its end.
   bool receive_all(std::span<std::byte> buffer);
   void dispatch(Reply reply);
-  void end(std::string cause);
-  void wake_watcher();
   void enqueue_or_send(std::uint64_t id, Frame frame);  // mutex_ is held
   void flush_queue();                                   // mutex_ is held
   void fail(std::uint64_t id, Error error);             // mutex_ is held
   [[nodiscard]] Error ended_error() const;              // mutex_ is held
   void give_up(std::uint64_t id, Waiter& waiter);       // mutex_ is held
 
-  // Constant after start.
-  const UniqueFd socket_;
-  const UniqueFd wake_;  // eventfd: something is queued, or stop
-  const ParentOnlyFd socket_is_parent_only_;
-  const ParentOnlyFd wake_is_parent_only_;
   const std::uint64_t boot_token_;
+  const std::shared_ptr<Wakeup> wakeup_;
 
-  std::atomic<bool> connected_{true};  // watching thread writes
-  std::atomic<bool> stopping_{false};  // destructor writes
+  std::atomic<bool> connected_{true};  // watching thread writes, with mutex_ held
+  std::atomic<bool> lost_{false};      // watching thread writes
 
   std::mutex mutex_;  // guards all below
+  // Changed by the watching thread only, which therefore reads it without the mutex.
+  ParentOnlyFd socket_;
   std::uint64_t last_id_ = 0;
   std::unordered_map<std::uint64_t, std::shared_ptr<Waiter>> waiters_;
   std::size_t abandoned_ = 0;  // waiters that only their late handler keeps
   std::deque<Queued> queue_;   // what the socket did not take yet
   std::size_t queued_bytes_ = 0;
   std::string end_cause_;
-
-  std::thread watcher_;
+  std::string since_then_;  // what became of coming back
 };
 
 }  // namespace hotkv::client

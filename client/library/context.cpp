@@ -39,7 +39,7 @@ std::expected<Writer, Refusal> Context::append(TokenCount tokens) {
     return std::move(*settled);
   }
   const std::array jobs{client::AppendJob{state_.get(), tokens}};
-  return std::move(client::append_all(state_->attachment(), jobs).front());
+  return std::move(client::append_all(jobs).front());
 }
 
 std::expected<void, Refusal> Context::reserve(TokenCount tokens) {
@@ -50,7 +50,7 @@ std::expected<void, Refusal> Context::reserve(TokenCount tokens) {
 std::expected<void, Refusal> Context::truncate(TokenCount to) {
   if (state_ == nullptr) return std::unexpected(moved_from("truncate"));
   const std::array jobs{client::TruncateJob{state_.get(), to}};
-  return std::move(client::truncate_all(state_->attachment(), jobs).front());
+  return std::move(client::truncate_all(jobs).front());
 }
 
 std::expected<void, Refusal> Context::release() {

@@ -58,14 +58,24 @@ ForkExclusion::~ForkExclusion() {
   fork_state().mutex.unlock();
 }
 
-ParentOnlyFd::ParentOnlyFd(int fd) : fd_(fd) {
+ParentOnlyFd::ParentOnlyFd(UniqueFd fd) : fd_(std::move(fd)) {
   const std::lock_guard lock(fork_state().mutex);
-  fork_state().parent_only_fds.push_back(fd);
+  if (fd_) fork_state().parent_only_fds.push_back(fd_.get());
 }
 
-ParentOnlyFd::~ParentOnlyFd() {
+ParentOnlyFd& ParentOnlyFd::operator=(ParentOnlyFd&& other) noexcept {
+  if (this == &other) return *this;
+  close();
+  fd_ = std::move(other.fd_);
+  return *this;
+}
+
+void ParentOnlyFd::close() {
+  if (!fd_) return;
+  // One step for a fork: a child must not close a number that is somebody else's by then.
   const std::lock_guard lock(fork_state().mutex);
-  std::erase(fork_state().parent_only_fds, fd_);
+  std::erase(fork_state().parent_only_fds, fd_.get());
+  fd_.reset();
 }
 
 }  // namespace hotkv::client

@@ -10,6 +10,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
+
+#include "shared/unique_fd.hpp"
 
 namespace hotkv::client {
 
@@ -42,16 +45,21 @@ class ForkExclusion {
 };
 
 // A descriptor that a forked child closes at once. A child that kept the control socket open would
-// hide from the daemon that the parent hung up.
+// hide from the daemon that the parent hung up. Move-only.
 class ParentOnlyFd {
  public:
-  explicit ParentOnlyFd(int fd);
-  ~ParentOnlyFd();
-  ParentOnlyFd(const ParentOnlyFd&) = delete;
-  ParentOnlyFd& operator=(const ParentOnlyFd&) = delete;
+  ParentOnlyFd() = default;  // none
+  explicit ParentOnlyFd(UniqueFd fd);
+  ParentOnlyFd(ParentOnlyFd&& other) noexcept : fd_(std::move(other.fd_)) {}
+  ParentOnlyFd& operator=(ParentOnlyFd&& other) noexcept;
+  ~ParentOnlyFd() { close(); }
+
+  [[nodiscard]] int get() const { return fd_.get(); }
+  [[nodiscard]] explicit operator bool() const { return static_cast<bool>(fd_); }
 
  private:
-  int fd_;
+  void close();
+  UniqueFd fd_;
 };
 
 }  // namespace hotkv::client

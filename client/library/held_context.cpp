@@ -1,5 +1,6 @@
 #include "client/library/held_context.hpp"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -23,6 +24,7 @@ std::optional<TokenCount> HeldContext::published() const {
 }
 
 TokenCount HeldContext::granted() const {
+  if (attachment_->is_foreign() || attachment_->is_lost()) return TokenCount{0};
   const auto now = published();
   if (!now || *now > position_.writable) return TokenCount{0};
   return TokenCount{position_.writable.value() - now->value()};
@@ -38,7 +40,17 @@ Error HeldContext::about(Error failure, std::string_view operation) const {
   return failure;
 }
 
-std::expected<void, Error> HeldContext::check_usable(std::string_view operation) const {
+CacheMiss HeldContext::lost_in_restart() const {
+  return {session(), epoch(), {}, MissReason::lost_in_restart, epoch(), length(), {}, {}};
+}
+
+Refusal HeldContext::unanswered(const Error& failure, std::string_view operation) const {
+  // Between the check and the request the daemon can have come back with other memory.
+  if (attachment_->is_lost()) return lost_in_restart();
+  return about(failure, operation);
+}
+
+std::expected<void, Refusal> HeldContext::check_usable(std::string_view operation) const {
   if (attachment_->is_foreign()) {
     return std::unexpected(error(ErrorCode::used_after_fork, operation,
                                  "this process was forked from the one that attached"));
@@ -46,11 +58,12 @@ std::expected<void, Error> HeldContext::check_usable(std::string_view operation)
   if (given_back_) {
     return std::unexpected(error(ErrorCode::lease_lost, operation, "it was given back"));
   }
+  if (attachment_->is_lost()) return std::unexpected(lost_in_restart());
   return {};
 }
 
-std::expected<TokenCount, Error> HeldContext::length_with(TokenCount tokens,
-                                                          std::string_view operation) const {
+std::expected<TokenCount, Refusal> HeldContext::length_with(TokenCount tokens,
+                                                            std::string_view operation) const {
   if (auto usable = check_usable(operation); !usable) return std::unexpected(usable.error());
   const std::uint64_t up_to = std::uint64_t{length().value()} + tokens.value();
   if (tokens.value() == 0 || up_to > kContextTokensMax) {
@@ -65,7 +78,7 @@ std::expected<TokenCount, Error> HeldContext::length_with(TokenCount tokens,
 std::variant<HeldContext::Settled, HeldContext::NeedsGrant> HeldContext::try_append(
     TokenCount tokens) {
   const auto up_to = length_with(tokens, "append");
-  if (!up_to) return std::unexpected(Refusal(up_to.error()));
+  if (!up_to) return std::unexpected(up_to.error());
   const auto word = attachment_->pins().claim({position_.slot, position_.generation});
   if (!word) {
     return std::unexpected(
@@ -89,7 +102,7 @@ std::variant<HeldContext::Settled, HeldContext::NeedsGrant> HeldContext::try_app
   return attachment_->make_writer(std::move(*chain), std::move(pin), position_, tokens);
 }
 
-std::expected<std::optional<HeldContext::NeedsGrant>, Error> HeldContext::try_reserve(
+std::expected<std::optional<HeldContext::NeedsGrant>, Refusal> HeldContext::try_reserve(
     TokenCount tokens) const {
   const auto up_to = length_with(tokens, "reserve");
   if (!up_to) return std::unexpected(up_to.error());
@@ -101,7 +114,7 @@ protocol::AppendOperation HeldContext::append_operation(NeedsGrant grant) const 
   return {encode_name(session(), epoch()), position_.generation.value(), grant.up_to.value()};
 }
 
-std::expected<std::optional<protocol::TruncateOperation>, Error> HeldContext::try_truncate(
+std::expected<std::optional<protocol::TruncateOperation>, Refusal> HeldContext::try_truncate(
     TokenCount to) const {
   if (auto usable = check_usable("truncate"); !usable) return std::unexpected(usable.error());
   // Where the generation is over there is no length to compare with: the daemon says what became of
@@ -119,7 +132,7 @@ std::expected<std::optional<protocol::TruncateOperation>, Error> HeldContext::tr
 
 std::expected<void, Refusal> HeldContext::take(const std::expected<Answer, Error>& answer,
                                                std::string_view operation) {
-  if (!answer) return std::unexpected(about(answer.error(), operation));
+  if (!answer) return std::unexpected(unanswered(answer.error(), operation));
   if (!answer->is_done()) {
     return std::unexpected(answer->refusal({operation, session(), epoch()}));
   }
@@ -158,7 +171,7 @@ std::expected<void, Refusal> HeldContext::close() {
   if (!pending) return {};  // another Context of this client goes on with the lease
   auto reply =
       attachment_->connection().await(std::move(*pending), attachment_->deadline_from_now());
-  if (!reply) return std::unexpected(about(reply.error(), "close"));
+  if (!reply) return std::unexpected(unanswered(reply.error(), "close"));
   const auto result = reply->result<protocol::OperationResult>(0);
   if (result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done)) return {};
   return std::unexpected(refusal_of(*reply, result, {"close", session(), epoch()}));
@@ -170,7 +183,7 @@ std::expected<void, Refusal> HeldContext::release() {
                                              position_.generation.value(), position_.slot.value()};
   const auto answers = ask(attachment_->connection(), protocol::Type::release,
                            std::span(&operation, 1), attachment_->deadline_from_now());
-  if (!answers[0]) return std::unexpected(about(answers[0].error(), "release"));
+  if (!answers[0]) return std::unexpected(unanswered(answers[0].error(), "release"));
   if (!answers[0]->is_done()) {
     return std::unexpected(answers[0]->refusal({"release", session(), epoch()}));
   }
@@ -179,8 +192,38 @@ std::expected<void, Refusal> HeldContext::release() {
   return {};
 }
 
-std::vector<std::expected<Writer, Refusal>> append_all(const Attachment& attachment,
-                                                       std::span<const AppendJob> jobs) {
+namespace {
+
+// Runs the jobs of each attachment together. Nearly always there is but one.
+template <class T, class Job, class Run>
+std::vector<std::expected<T, Refusal>> of_each_attachment(std::span<const Job> jobs, Run run) {
+  std::vector<std::expected<T, Refusal>> results;
+  if (jobs.empty()) return results;
+  const auto of = [](const Job& job) { return &job.context->attachment(); };
+  if (std::ranges::all_of(jobs, [&](const Job& job) { return of(job) == of(jobs[0]); })) {
+    return run(*of(jobs[0]), jobs);
+  }
+  std::vector<std::optional<std::expected<T, Refusal>>> found(jobs.size());
+  for (std::size_t first = 0; first < jobs.size(); ++first) {
+    if (found[first]) continue;
+    std::vector<std::size_t> places;
+    std::vector<Job> part;
+    for (std::size_t i = first; i < jobs.size(); ++i) {
+      if (of(jobs[i]) != of(jobs[first])) continue;
+      places.push_back(i);
+      part.push_back(jobs[i]);
+    }
+    auto answers = run(*of(jobs[first]), std::span<const Job>(part));
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      found[places[i]].emplace(std::move(answers[i]));
+    }
+  }
+  for (auto& result : found) results.push_back(std::move(*result));
+  return results;
+}
+
+std::vector<std::expected<Writer, Refusal>> append_of_one(const Attachment& attachment,
+                                                          std::span<const AppendJob> jobs) {
   std::vector<std::optional<std::expected<Writer, Refusal>>> results(jobs.size());
   std::optional<Deadline> deadline;
   for (int grants = 0;; ++grants) {
@@ -219,8 +262,8 @@ std::vector<std::expected<Writer, Refusal>> append_all(const Attachment& attachm
   return all;
 }
 
-std::vector<std::expected<void, Refusal>> truncate_all(const Attachment& attachment,
-                                                       std::span<const TruncateJob> jobs) {
+std::vector<std::expected<void, Refusal>> truncate_of_one(const Attachment& attachment,
+                                                          std::span<const TruncateJob> jobs) {
   std::vector<std::expected<void, Refusal>> results(jobs.size());
   std::vector<std::size_t> asking;
   std::vector<protocol::TruncateOperation> operations;
@@ -241,6 +284,16 @@ std::vector<std::expected<void, Refusal>> truncate_all(const Attachment& attachm
     results[asking[k]] = jobs[asking[k]].context->take(answers[k], "truncate");
   }
   return results;
+}
+
+}  // namespace
+
+std::vector<std::expected<Writer, Refusal>> append_all(std::span<const AppendJob> jobs) {
+  return of_each_attachment<Writer>(jobs, append_of_one);
+}
+
+std::vector<std::expected<void, Refusal>> truncate_all(std::span<const TruncateJob> jobs) {
+  return of_each_attachment<void>(jobs, truncate_of_one);
 }
 
 std::expected<void, Refusal> reserve(HeldContext& context, TokenCount tokens) {

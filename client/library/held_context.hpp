@@ -35,7 +35,8 @@ class HeldContext {
   [[nodiscard]] TokenCount granted() const;
 
   // Errors: why nothing can be done with it at all (used_after_fork, lease_lost once given back).
-  [[nodiscard]] std::expected<void, Error> check_usable(std::string_view operation) const;
+  // Misses: lost_in_restart.
+  [[nodiscard]] std::expected<void, Refusal> check_usable(std::string_view operation) const;
   [[nodiscard]] Error error(ErrorCode code, std::string_view operation, std::string cause) const;
   // The same failure, said of this context.
   [[nodiscard]] Error about(Error failure, std::string_view operation) const;
@@ -48,12 +49,12 @@ class HeldContext {
   using Settled = std::expected<Writer, Refusal>;
   [[nodiscard]] std::variant<Settled, NeedsGrant> try_append(TokenCount tokens);
   // Nothing where they are writable already.
-  [[nodiscard]] std::expected<std::optional<NeedsGrant>, Error> try_reserve(
+  [[nodiscard]] std::expected<std::optional<NeedsGrant>, Refusal> try_reserve(
       TokenCount tokens) const;
   [[nodiscard]] protocol::AppendOperation append_operation(NeedsGrant grant) const;
 
   // Nothing where `to` is the length already.
-  [[nodiscard]] std::expected<std::optional<protocol::TruncateOperation>, Error> try_truncate(
+  [[nodiscard]] std::expected<std::optional<protocol::TruncateOperation>, Refusal> try_truncate(
       TokenCount to) const;
 
   // Makes the pages of what is granted present, while the daemon's answer has just been waited for
@@ -69,9 +70,13 @@ class HeldContext {
 
  private:
   [[nodiscard]] std::optional<TokenCount> published() const;
-  // The length that `tokens` more make. Errors: invalid_argument.
-  [[nodiscard]] std::expected<TokenCount, Error> length_with(TokenCount tokens,
-                                                             std::string_view operation) const;
+  // The length that `tokens` more make. Errors: invalid_argument, and as check_usable.
+  [[nodiscard]] std::expected<TokenCount, Refusal> length_with(TokenCount tokens,
+                                                               std::string_view operation) const;
+  // That the daemon came back without the memory in which the context was.
+  [[nodiscard]] CacheMiss lost_in_restart() const;
+  // No answer came; why.
+  [[nodiscard]] Refusal unanswered(const Error& failure, std::string_view operation) const;
 
   std::shared_ptr<Attachment> attachment_;  // outlives the lease
   Lease lease_;
@@ -89,11 +94,12 @@ struct TruncateJob {
   TokenCount to;
 };
 
-// Result i belongs to job i. All contexts are of this attachment.
+// Result i belongs to job i. All contexts are of one client; where they are of several lives of its
+// memory, those of each life are asked for together.
 [[nodiscard]] std::vector<std::expected<Writer, Refusal>> append_all(
-    const Attachment& attachment, std::span<const AppendJob> jobs);
+    std::span<const AppendJob> jobs);
 [[nodiscard]] std::vector<std::expected<void, Refusal>> truncate_all(
-    const Attachment& attachment, std::span<const TruncateJob> jobs);
+    std::span<const TruncateJob> jobs);
 [[nodiscard]] std::expected<void, Refusal> reserve(HeldContext& context, TokenCount tokens);
 
 }  // namespace client

@@ -1,6 +1,40 @@
 #include "client/library/lease_table.hpp"
 
+#include <cstddef>
+
+#include "shared/layout.hpp"
+#include "shared/words.hpp"
+
 namespace hotkv::client {
+namespace {
+
+// Slots are taken into use in order. So many in a row that never were end the search: reading on
+// would give memory to parts of the tables that have none.
+constexpr std::uint32_t kUnusedSlotsMax = 64;
+
+Request close_request(const SessionId& session, Epoch epoch, Generation generation) {
+  Request close(protocol::Type::close);
+  close.add(protocol::CloseOperation{encode_name(session, epoch), generation.value(), 0});
+  return close;
+}
+
+// The context of a slot whose lease the client of `page` has. Read while the daemon may change the
+// slot, it can be one that never was; then the daemon refuses what is asked about it.
+std::optional<std::pair<SessionId, Epoch>> key_if_held(const SlotRecord& untrusted_slot,
+                                                       PageIndex page) {
+  if (untrusted_slot.holder.load(std::memory_order_acquire) != page.value() + 1) return {};
+  const std::uint32_t size = untrusted_slot.id_bytes.load(std::memory_order_acquire);
+  std::uint64_t words[SessionId::kWords];
+  if (size > sizeof words) return {};
+  for (std::size_t i = 0; i < SessionId::kWords; ++i) {
+    words[i] = untrusted_slot.id[i].load(std::memory_order_acquire);
+  }
+  const auto session = SessionId::from({reinterpret_cast<const char*>(words), size});
+  if (!session) return {};
+  return std::pair(*session, Epoch{untrusted_slot.epoch.load(std::memory_order_acquire)});
+}
+
+}  // namespace
 
 Lease LeaseTable::share(const SessionId& session, Epoch epoch) {
   Key key{session, epoch};
@@ -9,30 +43,52 @@ Lease LeaseTable::share(const SessionId& session, Epoch epoch) {
   return Lease(*this, std::move(key));
 }
 
-void LeaseTable::stands_at(const Key& key, const Position& position) {
+void LeaseTable::stands_at(const Key& key, const Standing& standing) {
   const std::lock_guard lock(mutex_);
-  std::optional<Position>& known = entries_[key].position;
+  note(entries_[key], standing);
+}
+
+void LeaseTable::note(Entry& entry, const Standing& standing) {
   // Replies to two threads can be told in the wrong order; within a slot the higher generation is
   // the later one.
-  if (known && known->slot == position.slot && known->generation > position.generation) return;
-  known = position;
+  if (entry.standing && entry.standing->slot == standing.slot &&
+      entry.standing->generation > standing.generation) {
+    return;
+  }
+  entry.standing = standing;
 }
 
 void LeaseTable::ended(const Key& key) {
   const std::lock_guard lock(mutex_);
-  entries_[key].position.reset();
+  entries_[key].standing.reset();
 }
 
 std::optional<Request> LeaseTable::let_go(const Key& key) {
   const auto found = entries_.find(key);
   if (--found->second.shares != 0) return std::nullopt;
-  const std::optional<Position> position = found->second.position;
+  const std::optional<Standing> standing = found->second.standing;
   entries_.erase(found);
-  if (!position) return std::nullopt;
-  Request close(protocol::Type::close);
-  close.add(protocol::CloseOperation{encode_name(key.first, key.second),
-                                     position->generation.value(), 0});
-  return close;
+  if (!standing) return std::nullopt;
+  return close_request(key.first, key.second, standing->generation);
+}
+
+void LeaseTable::settle(const SessionIndex& tables, PageIndex page) {
+  std::uint32_t unused = 0;
+  for (std::uint32_t i = 0; i < tables.slot_count() && unused < kUnusedSlotsMax; ++i) {
+    const SlotIndex slot{i};
+    const HeadWord head = load_head(tables.slot(slot).head);
+    unused = head.generation == Generation{0} ? unused + 1 : 0;
+    if (head.tip.is_free()) continue;
+    const auto held = key_if_held(tables.slot(slot), page);
+    if (!held) continue;
+    const std::lock_guard lock(mutex_);
+    const auto entry = entries_.find(*held);
+    if (entry != entries_.end()) {
+      note(entry->second, {slot, head.generation});
+    } else {
+      connection_.post(close_request(held->first, held->second, head.generation));
+    }
+  }
 }
 
 Lease::~Lease() {

@@ -12,6 +12,7 @@
 #include "client/library/connection.hpp"
 #include "client/library/fork_guard.hpp"
 #include "client/library/position.hpp"
+#include "client/library/session_index.hpp"
 
 namespace hotkv::client {
 
@@ -30,15 +31,35 @@ class LeaseTable {
   // A share in the lease of (session, epoch); take it before asking for it.
   [[nodiscard]] Lease share(const SessionId& session, Epoch epoch);
 
+  // After the connection has come back to the same memory: the tables say which leases are booked
+  // to this client's `page`. Those that nobody here shares are given back, the others are taken
+  // note of with the generation they have now. On the watching thread.
+  //
+  // That covers whatever was under way when the connection ended, without a record of it: a CLOSE
+  // that was sent and not done, or never sent; an OPEN that was done and not answered; a change of
+  // generation that its caller was not told. It is right at any time, for a CLOSE is sent only
+  // where no share is, and the daemon does it only while this client holds the lease in this
+  // generation:
+  // - Who asks for the lease takes a share first, so no OPEN under way can lose what it gets.
+  // - Decided and sent under one mutex with share(), the CLOSE leaves before a later OPEN does.
+  // - If it is the second CLOSE of a lease, the first one has ended the generation.
+  void settle(const SessionIndex& tables, PageIndex page);
+
  private:
   friend class Lease;
   using Key = std::pair<SessionId, Epoch>;
+  // Where a lease stands: enough to give it back.
+  struct Standing {
+    SlotIndex slot;
+    Generation generation;
+  };
   struct Entry {
     std::uint32_t shares = 0;
-    std::optional<Position> position;  // nothing until the daemon gave the lease
+    std::optional<Standing> standing;  // nothing until the daemon gave the lease
   };
 
-  void stands_at(const Key& key, const Position& position);
+  void stands_at(const Key& key, const Standing& standing);
+  static void note(Entry& entry, const Standing& standing);
   void ended(const Key& key);
   // The CLOSE to send, if this was the last share of a lease that is held.
   [[nodiscard]] std::optional<Request> let_go(const Key& key);  // mutex_ is held
@@ -62,7 +83,9 @@ class Lease {
   [[nodiscard]] Epoch epoch() const { return key_.second; }
 
   // The daemon gave the lease, or moved it to another generation.
-  void stands_at(const Position& position) { table_->stands_at(key_, position); }
+  void stands_at(const Position& position) {
+    table_->stands_at(key_, {position.slot, position.generation});
+  }
   // The context is no more: there is nothing to give back.
   void ended() { table_->ended(key_); }
   // Gives the share back now. The CLOSE under way, if it was the last.

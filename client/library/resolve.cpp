@@ -114,32 +114,33 @@ void Attachment::look(const SessionId& session, Epoch epoch, TokenCount expected
   sighting.length = snapshot->length;
 }
 
-std::expected<View, CacheMiss> Attachment::resolve(const SessionId& session, Epoch epoch,
-                                                   TokenCount expected, LengthMatch match) const {
+std::expected<View, CacheMiss> Attachment::resolve(std::shared_ptr<const Attachment> attachment,
+                                                   const SessionId& session, Epoch epoch,
+                                                   TokenCount expected, LengthMatch match) {
   Asked asked{"resolve", session, epoch};
   if (match != LengthMatch::any) asked.expected_length = expected;
-  if (is_foreign()) return std::unexpected(unavailable(asked, ErrorCode::used_after_fork));
   std::optional<Deadline> deadline;  // a hit needs none
   for (int round = 0; round < kRoundsMax; ++round) {
     // Also where memory would hit: without a daemon nothing ends a superseded or expired context.
-    if (!connection().is_connected()) {
+    if (!attachment->connection().is_connected()) {
       return std::unexpected(unavailable(asked, ErrorCode::daemon_unavailable));
     }
     Sighting sighting;
     for (int tried = 0; tried < kLooksMax && sighting.kind == Sighting::Kind::changing; ++tried) {
-      look(session, epoch, expected, match, sighting);
+      attachment->look(session, epoch, expected, match, sighting);
     }
     if (sighting.kind == Sighting::Kind::hit) {
-      return View(shared_from_this(), std::move(sighting.chain), std::move(*sighting.pin).release(),
-                  sighting.length);
+      return View(std::move(attachment), std::move(sighting.chain),
+                  std::move(*sighting.pin).release(), sighting.length);
     }
     if (sighting.kind == Sighting::Kind::refused) {
       return std::unexpected(unavailable(asked, sighting.cause));
     }
-    if (!deadline) deadline = deadline_from_now();
-    auto reply = connection().await(
-        connection().submit(explain_request(asked, recipe_.fingerprint(), expected, match)),
-        *deadline);
+    if (!deadline) deadline = attachment->deadline_from_now();
+    client::Connection& connection = attachment->connection();
+    auto reply = connection.await(connection.submit(explain_request(
+                                      asked, attachment->recipe().fingerprint(), expected, match)),
+                                  *deadline);
     if (!reply) return std::unexpected(unavailable(asked, reply.error().code));
     const auto result = reply->result<protocol::OperationResult>(0);
     if (result.outcome == static_cast<std::uint32_t>(protocol::Outcome::done)) continue;

@@ -186,6 +186,10 @@ std::expected<TokenCount, Error> Writer::publish(TokenCount tokens) {
   if (auto unusable = check_usable(attachment_.get(), "publish")) {
     return std::unexpected(*unusable);
   }
+  if (attachment_->is_lost()) {
+    return std::unexpected(writer_error(ErrorCode::lease_lost, "publish",
+                                        "the context was lost in a restart of the daemon"));
+  }
   if (tokens < published_ || tokens > size_) {
     return std::unexpected(writer_error(
         ErrorCode::invalid_argument, "publish",

@@ -70,26 +70,38 @@ Bytes reply_frame(const protocol::FrameHeader& request, std::uint64_t boot_token
 
 }  // namespace
 
-FakeDaemon::FakeDaemon(const FakeDaemonOptions& options) : FakeShard(options) {
-  std::string pattern = (std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "/tmp");
-  pattern += "/hotkv-fake-XXXXXX";
-  require(::mkdtemp(pattern.data()) != nullptr, "mkdtemp");
-  folder_ = pattern;
+FakeDaemon::FakeDaemon(const FakeDaemonOptions& options, const FakeDaemon* successor_of)
+    : FakeShard(options), owns_folder_(successor_of == nullptr) {
+  if (successor_of == nullptr) {
+    std::string pattern = (std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "/tmp");
+    pattern += "/hotkv-fake-XXXXXX";
+    require(::mkdtemp(pattern.data()) != nullptr, "mkdtemp");
+    folder_ = pattern;
+  } else {
+    folder_ = successor_of->folder_;
+  }
   socket_path_ = folder_ + "/control.sock";
-  listener_.reset(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  require(listener_.get() >= 0, "socket");
-  const sockaddr_un address = socket_address(socket_path_).value();
-  require(::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
-          "bind");
-  require(::listen(listener_.get(), 64) == 0, "listen");
+  listen();
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   thread_ = std::thread([this] { serve(); });
+}
+
+void FakeDaemon::listen() {
+  ::unlink(socket_path_.c_str());
+  UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  require(listener.get() >= 0, "socket");
+  const sockaddr_un address = socket_address(socket_path_).value();
+  require(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
+          "bind");
+  require(::listen(listener.get(), 64) == 0, "listen");
+  listener_ = std::move(listener);
 }
 
 FakeDaemon::~FakeDaemon() {
   stopping_ = true;
   wake();
   thread_.join();
+  if (!owns_folder_) return;
   ::unlink(socket_path_.c_str());
   ::rmdir(folder_.c_str());
 }
@@ -145,6 +157,23 @@ void FakeDaemon::die() {
   changed_.wait(lock, [&] { return !hang_up_wanted_; });
 }
 
+void FakeDaemon::come_back(std::size_t refused) {
+  const std::lock_guard lock(mutex_);
+  refuse_next_ = refused;
+  listen();
+  wake();
+}
+
+std::size_t FakeDaemon::accepted() const {
+  const std::lock_guard lock(mutex_);
+  return accepted_;
+}
+
+std::size_t FakeDaemon::refused() const {
+  const std::lock_guard lock(mutex_);
+  return refused_;
+}
+
 std::size_t FakeDaemon::received(Type type) const {
   const std::lock_guard lock(mutex_);
   const auto found = received_.find(type);
@@ -174,9 +203,10 @@ void FakeDaemon::wake() const {
 
 void FakeDaemon::serve() {
   for (;;) {
-    std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}};
     {
       const std::lock_guard lock(mutex_);
+      fds.push_back({listener_.get(), POLLIN, 0});
       for (const auto& peer : peers_) {
         fds.push_back({peer->socket.get(), static_cast<short>(POLLIN), 0});
       }
@@ -190,6 +220,7 @@ void FakeDaemon::serve() {
     if (hang_up_wanted_) {
       peers_.clear();
       if (die_wanted_) listener_.reset();
+      die_wanted_ = false;
       hang_up_wanted_ = false;
       changed_.notify_all();
       continue;
@@ -198,12 +229,21 @@ void FakeDaemon::serve() {
       const auto entry = std::ranges::find(fds, peer->socket.get(), &pollfd::fd);
       return entry != fds.end() && entry->revents != 0 && !serve_peer(*peer);
     });
-    if (listener_ && (fds[1].revents & POLLIN) != 0) {
-      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket) peers_.push_back(std::make_unique<Peer>(std::move(socket), PageIndex{0}));
-    }
+    if (listener_ && (fds[1].revents & POLLIN) != 0) accept();
     changed_.notify_all();
   }
+}
+
+void FakeDaemon::accept() {
+  UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) return;
+  ++accepted_;
+  if (refuse_next_ != 0) {
+    --refuse_next_;
+    ++refused_;
+    return;
+  }
+  peers_.push_back(std::make_unique<Peer>(std::move(socket), PageIndex{0}));
 }
 
 bool FakeDaemon::serve_peer(Peer& peer) {
@@ -238,18 +278,36 @@ void FakeDaemon::answer(Peer& peer, const Received& received) {
   }
 }
 
-void FakeDaemon::answer_attach(Peer& peer, const Received& received) {
-  peer.page = PageIndex{pages_used_++};
+protocol::AttachReply FakeDaemon::attach_reply(PageIndex page) const {
+  protocol::AttachReply reply{};
+  reply.boot_token = header().boot_token;
+  reply.cookie = header().boot_token * 1000 + page.value();  // no two daemons' are alike
+  reply.page = page.value();
+  reply.tables_bytes = layout_.tables_bytes;
+  reply.arena_bytes = layout_.arena_bytes;
+  reply.pages_bytes = layout_.pages_bytes;
+  return reply;
+}
+
+void FakeDaemon::answer_coming_back(Peer& peer, const Received& received) {
   const auto request = received.operation<protocol::AttachRequest>(0);
+  const PageIndex page{request.page - 1};
+  AttachAnswer attach;
+  attach.reply = attach_reply(page);
+  if (request.cookie != attach.reply.cookie || page.value() >= pages_used_) {
+    attach.status = static_cast<std::uint32_t>(ErrorCode::shard_replaced);
+  }
+  peer.page = page;
+  send_attach(peer, received, attach);
+}
+
+void FakeDaemon::answer_attach(Peer& peer, const Received& received) {
+  const auto request = received.operation<protocol::AttachRequest>(0);
+  if (request.page != 0) return answer_coming_back(peer, received);
+  peer.page = PageIndex{pages_used_++};
   const bool writes = request.access == static_cast<std::uint32_t>(Access::write);
   AttachAnswer attach;
-  attach.reply.boot_token = header().boot_token;
-  attach.reply.cookie = 99;
-  attach.reply.page = peer.page.value();
-  attach.reply.reserved = 0;
-  attach.reply.tables_bytes = layout_.tables_bytes;
-  attach.reply.arena_bytes = layout_.arena_bytes;
-  attach.reply.pages_bytes = layout_.pages_bytes;
+  attach.reply = attach_reply(peer.page);
   const auto reopen = [](const File& file, int flags) {
     const std::string path = "/proc/self/fd/" + std::to_string(file.fd.get());
     return UniqueFd(::open(path.c_str(), flags | O_CLOEXEC));
@@ -258,6 +316,10 @@ void FakeDaemon::answer_attach(Peer& peer, const Received& received) {
   attach.owned.push_back(reopen(arena_, writes ? O_RDWR : O_RDONLY));
   attach.owned.push_back(reopen(pages_, O_RDWR));
   for (const UniqueFd& fd : attach.owned) attach.fds.push_back(fd.get());
+  send_attach(peer, received, attach);
+}
+
+void FakeDaemon::send_attach(Peer& peer, const Received& received, AttachAnswer& attach) {
   if (distort_attach_) distort_attach_(attach);
   Bytes frame = reply_frame(received.header, attach.reply.boot_token, join_bytes(attach.reply), {});
   if (attach.status != 0) {

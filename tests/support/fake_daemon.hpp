@@ -29,8 +29,10 @@ using FakeDaemonOptions = FakeShardOptions;
 
 class FakeDaemon : public FakeShard {
  public:
-  // Listens on a socket of its own from here to its destructor.
-  explicit FakeDaemon(const FakeDaemonOptions& options = {});
+  // Listens from here to its destructor: on a socket of its own, or where `successor_of` listened
+  // before it died, with other memory than that one's.
+  explicit FakeDaemon(const FakeDaemonOptions& options = {},
+                      const FakeDaemon* successor_of = nullptr);
   ~FakeDaemon();
   FakeDaemon(const FakeDaemon&) = delete;
   FakeDaemon& operator=(const FakeDaemon&) = delete;
@@ -68,7 +70,7 @@ class FakeDaemon : public FakeShard {
     std::vector<UniqueFd> owned;  // closed after sending: for descriptors a distortion makes
     std::uint32_t status = 0;
   };
-  // Changes what ATTACH answers.
+  // Changes what ATTACH answers, to those who come back too.
   void distort_attach(std::function<void(AttachAnswer&)> distort);
 
   // Sends a frame to every connection.
@@ -76,6 +78,9 @@ class FakeDaemon : public FakeShard {
   void hang_up();
   // Hangs up and listens no more, as a daemon that was killed.
   void die();
+  // Listens again with the same memory, as the daemon that was started after it. It hangs up on the
+  // first `refused` connections before they have said anything.
+  void come_back(std::size_t refused = 0);
 
   // ---- what came --------------------------------------------------------------------------------
 
@@ -83,6 +88,9 @@ class FakeDaemon : public FakeShard {
   // Until that many frames of the type have come; fails the test after a long time.
   void wait_for(protocol::Type type, std::size_t count) const;
   void wait_for_connections(std::size_t count) const;
+  // Connections that were accepted, and those that were hung up on as come_back() said.
+  [[nodiscard]] std::size_t accepted() const;
+  [[nodiscard]] std::size_t refused() const;
 
  private:
   struct Peer {
@@ -94,8 +102,14 @@ class FakeDaemon : public FakeShard {
   bool serve_peer(Peer& peer);  // false: it is gone
   void answer(Peer& peer, const Received& received);
   void answer_attach(Peer& peer, const Received& received);
+  void send_attach(Peer& peer, const Received& received, AttachAnswer& attach);
+  void answer_coming_back(Peer& peer, const Received& received);
+  [[nodiscard]] protocol::AttachReply attach_reply(PageIndex page) const;
+  void listen();
+  void accept();
   void wake() const;
 
+  const bool owns_folder_;
   std::string folder_, socket_path_;
   UniqueFd listener_, wake_;
   std::atomic<bool> stopping_{false};
@@ -107,6 +121,7 @@ class FakeDaemon : public FakeShard {
   std::function<void(AttachAnswer&)> distort_attach_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::uint32_t pages_used_ = 0;
+  std::size_t accepted_ = 0, refused_ = 0, refuse_next_ = 0;
   bool hang_up_wanted_ = false, die_wanted_ = false;
   PageIndex answering_page_;  // of the frame that a script is answering
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 
 #include "shared/session_hash.hpp"
@@ -16,7 +17,11 @@ using protocol::OperationResult;
 using protocol::Outcome;
 using protocol::Type;
 
-constexpr std::uint64_t kBootToken = 0x1234'5678'9abc'def0;
+// Each shard's memory has another token, as a daemon that starts anew gives it.
+std::uint64_t next_boot_token() {
+  static std::atomic<std::uint64_t> last{0x1234'5678'9abc'def0};
+  return ++last;
+}
 
 void require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(std::string("fake shard: ") + what);
@@ -86,7 +91,7 @@ FakeShard::FakeShard(const FakeShardOptions& options) : recipe_(options.recipe) 
   head.layout_version = kLayoutVersion;
   head.header_bytes = sizeof(TablesHeader);
   head.layout_fingerprint = kLayoutFingerprint;
-  head.boot_token = kBootToken;
+  head.boot_token = next_boot_token();
   head.state.store(static_cast<std::uint32_t>(ShardState::open));
   head.owner_uid = ::geteuid();
   head.hash_key[0] = 17;
@@ -137,7 +142,7 @@ OperationResult FakeShard::open(PageIndex page, const SessionId& session, Epoch 
   if (context.holder != 0 && context.holder != page.value() + 1) {
     return error_result(ErrorCode::session_busy, "held by another page", text);
   }
-  context.holder = page.value() + 1;
+  set_holder(context, page.value() + 1);
   return position_of(context);
 }
 
@@ -204,7 +209,7 @@ OperationResult FakeShard::change(HeldContext& context, PageIndex page, Type typ
     next_generation(context, TokenCount{truncate.to_tokens});
     return position_of(context);
   }
-  context.holder = 0;
+  set_holder(context, 0);
   next_generation(context, length);
   return OperationResult{};
 }
@@ -258,6 +263,11 @@ void FakeShard::grow(HeldContext& context, TokenCount up_to) {
   }
 }
 
+void FakeShard::set_holder(HeldContext& context, std::uint32_t holder) {
+  context.holder = holder;
+  slot(context.slot).holder.store(holder, std::memory_order_release);
+}
+
 void FakeShard::next_generation(HeldContext& context, TokenCount new_length) {
   SlotRecord& record = slot(context.slot);
   const Generation next{load_head(record.head).generation.value() + 1};
@@ -268,8 +278,9 @@ void FakeShard::next_generation(HeldContext& context, TokenCount new_length) {
 }
 
 void FakeShard::retire_in_lock(const SessionId& session, MissReason reason) {
-  const HeldContext context = contexts_.at(session);
+  HeldContext context = contexts_.at(session);
   contexts_.erase(session);
+  set_holder(context, 0);
   SlotRecord& record = slot(context.slot);
   ended_[session] = {reason, length_word(context.slot).tokens};
   const Generation next{load_head(record.head).generation.value() + 1};
@@ -367,6 +378,11 @@ std::size_t FakeShard::pins_held(PageIndex page_index) const {
   const ClientPage& found = page(page_index);
   return static_cast<std::size_t>(std::ranges::count_if(
       found.pins, [](const AtomicWord& word) { return load_untrusted_pin(word).has_value(); }));
+}
+
+bool FakeShard::is_held(const SessionId& session) const {
+  const std::lock_guard lock(mutex_);
+  return contexts_.at(session).holder != 0;
 }
 
 SlotIndex FakeShard::slot_of(const SessionId& session) const {

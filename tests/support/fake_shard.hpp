@@ -76,6 +76,8 @@ class FakeShard {
   // Pin words in use in a page.
   [[nodiscard]] std::size_t pins_held(PageIndex page = PageIndex{0}) const;
 
+  // Whether some client has the lease.
+  [[nodiscard]] bool is_held(const SessionId& session) const;
   [[nodiscard]] SlotIndex slot_of(const SessionId& session) const;
   [[nodiscard]] ChunkIndex tip_of(const SessionId& session) const;
 
@@ -135,6 +137,7 @@ class FakeShard {
   protocol::OperationResult position_of(const HeldContext& context) const;
   HeldContext& make_context(const SessionId& session, Epoch epoch);
   void grow(HeldContext& context, TokenCount up_to);
+  void set_holder(HeldContext& context, std::uint32_t holder);
   void next_generation(HeldContext& context, TokenCount length);
   void retire_in_lock(const SessionId& session, MissReason reason);
   [[nodiscard]] LengthWord length_word(SlotIndex slot) const;

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "client/library/lease_table.hpp"
+#include "client/library/watch.hpp"
 #include "tests/support/fake_daemon.hpp"
 
 namespace hotkv::client {
@@ -26,13 +27,16 @@ constexpr std::uint64_t kBootToken = 77;
 // A connection whose other end the test holds.
 struct Line {
   std::unique_ptr<Connection> connection;
+  std::unique_ptr<Watch> watch;  // ends first
   UniqueFd daemon;
 
   Line() {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds), 0);
     daemon.reset(fds[1]);
-    connection = Connection::start(UniqueFd(fds[0]), kBootToken).value();
+    const auto wakeup = Wakeup::make().value();
+    connection = std::make_unique<Connection>(ParentOnlyFd(UniqueFd(fds[0])), kBootToken, wakeup);
+    watch = Watch::start(*connection, wakeup, {}).value();
   }
 
   // The next request as the daemon gets it.
@@ -292,6 +296,7 @@ TEST(Connection, DetachingReturnsWhileTheDaemonSaysNothing) {
   auto pending = std::make_unique<Connection::Pending>(line.connection->submit(close_request()));
   pending.reset();
   const auto begin = steady_clock::now();
+  line.watch.reset();
   line.connection.reset();
   EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(5));
 }

@@ -22,7 +22,9 @@
 
 namespace hotkv {
 
-class Attachment;  // the mapped shard and its connection; private to the library
+namespace client {
+class CurrentAttachment;  // the mapped shard and its connection; private to the library
+}
 
 struct ClientOptions {
   // Control socket. Empty: $HOTKV_SOCKET, else $XDG_RUNTIME_DIR/hotkv/control.sock if an ordinary
@@ -34,6 +36,10 @@ struct ClientOptions {
   // may or may not have done it. What was asked of a Context may then have moved it to a new
   // generation: if its next call says lease-lost, open it again.
   std::chrono::milliseconds deadline{5000};
+  // How long after a hang-up the client tries to come back; 0: not at all. Afterwards it stays
+  // disconnected, and errors say so. The default is practically for ever: a worker that outlives a
+  // long maintenance goes on by itself.
+  std::chrono::milliseconds reattach_for{std::chrono::hours(24 * 365)};
 };
 
 struct ContextKey {
@@ -54,6 +60,17 @@ struct TruncateRequest {
 
 // An attachment to one shard: one (owner uid, model id, layer range) of one daemon.
 //
+// When the daemon dies: calls that ask it end with daemon_unavailable at once, resolve and get miss
+// with it, is_connected() is false. Held views stay readable; what is granted can be written and
+// published. The client comes back by itself, first within some 10 ms, then ever less often, down
+// to once in two seconds. If the daemon then has the memory still, everything goes on: contexts,
+// writers, views, leases; only what was asked meanwhile, or asked and not answered, has to be asked
+// again, and an append or truncate that was not answered may have been done (then the context says
+// lease-lost or length-mismatch: open it again). If it has other memory, boot_token() is another
+// one and the next open or resolve works on it: contexts from before answer with the miss
+// lost_in_restart, their writers publish nothing (lease_lost), held views stay readable and keep
+// the old memory mapped until the last of them is gone.
+//
 // Thread-safe: any member may be called from any threads at once. Move-only; views, writers and
 // contexts keep what they need alive, so they may outlive the Client. A forked child cannot use it:
 // errors say used-after-fork, views are empty, and nothing of the parent's is touched. (Children of
@@ -73,10 +90,13 @@ class Client {
 
   [[nodiscard]] const Recipe& recipe() const;
   [[nodiscard]] std::uint32_t chunk_tokens() const;
-  // Random identity of the shard's memory; another one after a cold restart of the daemon.
+  // Random identity of the shard's memory; another one after a cold restart of the daemon (and then
+  // chunk_tokens() may be another one, too).
   [[nodiscard]] std::uint64_t boot_token() const;
-  // False once the daemon hung up.
+  // False from a hang-up of the daemon until the client has come back to it.
   [[nodiscard]] bool is_connected() const;
+  // Waits until is_connected(). False if it is not by then, or has given up (reattach_for).
+  [[nodiscard]] bool wait_connected(std::chrono::milliseconds wait) const;
 
   // Takes the lease of (session, epoch), making the context if it is not there. A higher epoch than
   // any before supersedes and frees the session's older context.
@@ -89,10 +109,10 @@ class Client {
 
   // A view of exactly `expected` published tokens (or of all that are published, as `match` says).
   // The miss says why there is none; where it says daemon_unavailable, `cause` says what stood in
-  // the way: daemon_unavailable (it hung up; then nothing hits, for nobody ends superseded
-  // contexts), deadline_exceeded, used_after_fork, too_many_pins (1016 views and writers at once),
-  // protocol_error, shard_damaged. A hit makes no system call (the first walk of a long chain may
-  // allocate); a miss costs a round trip to the daemon, which alone knows the reason.
+  // the way: daemon_unavailable (it hung up and is not back; then nothing hits, for nobody ends
+  // superseded contexts), deadline_exceeded, used_after_fork, too_many_pins (1016 views and writers
+  // at once), protocol_error, shard_damaged. A hit makes no system call (the first walk of a long
+  // chain may allocate); a miss costs a round trip to the daemon, which alone knows the reason.
   [[nodiscard]] std::expected<View, CacheMiss> resolve(
       const SessionId& session, Epoch epoch, TokenCount expected,
       LengthMatch match = LengthMatch::exact) const;
@@ -119,8 +139,8 @@ class Client {
 
  private:
   friend class Context;
-  explicit Client(std::shared_ptr<Attachment> attachment);
-  std::shared_ptr<Attachment> attachment_;
+  explicit Client(std::shared_ptr<client::CurrentAttachment> current);
+  std::shared_ptr<client::CurrentAttachment> current_;
 };
 
 // The lease of one context: the right to be its one writer. Move-only; giving it back is the
@@ -147,7 +167,7 @@ class Context {
   // over one another, and only the first to publish succeeds. Errors: budget_exceeded (needed,
   // free, pinned), memory_unavailable, too_many_waiting, lease_lost, invalid_argument (0 tokens, or
   // beyond the largest context), daemon_unavailable, deadline_exceeded, too_many_pins. Misses: the
-  // context is gone, and why.
+  // context is gone, and why (after a restart that could not keep it: lost_in_restart).
   [[nodiscard]] std::expected<Writer, Refusal> append(TokenCount tokens);
   // Makes at least `tokens` more tokens writable, for work that must not meet the daemon later.
   [[nodiscard]] std::expected<void, Refusal> reserve(TokenCount tokens);

@@ -55,9 +55,10 @@ class Writer {
 
   // Shows tokens [0, tokens) of this writer, all layers at once; may be called again with more.
   // No system call. Returns the context's new length.
-  // Errors: lease_lost (the context was taken over, truncated or ended: the next append or resolve
-  // says why), length_mismatch (another writer of this context was first), invalid_argument (fewer
-  // than already shown, or more than size()), used_after_fork; then nothing more was shown.
+  // Errors: lease_lost (the context was taken over, truncated or ended, or the daemon came back
+  // without its memory: the next append or resolve says why), length_mismatch (another writer of
+  // this context was first), invalid_argument (fewer than already shown, or more than size()),
+  // used_after_fork; then nothing more was shown.
   [[nodiscard]] std::expected<TokenCount, Error> publish(TokenCount tokens);
   [[nodiscard]] std::expected<TokenCount, Error> publish() { return publish(size_); }
 
