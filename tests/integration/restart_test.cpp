@@ -247,6 +247,74 @@ TEST_F(ComingBack, ALeaseIsTakenOverFromAHolderThatStaysAway) {
   EXPECT_TRUE(eventually([&] { return is_done(other.open("a", 1)); }));
 }
 
+// ---- the library over a restart -----------------------------------------------------------------
+
+constexpr std::chrono::seconds kPatience{20};
+
+// Promise 8 and 9, from a worker's side. FR-053: the restart is as fast as can be.
+TEST_F(Restart, AWorkerGoesOnThroughTheDeathOfTheDaemon) {
+  KvWorker worker(daemon_->control_path());
+  ASSERT_EQ(why(worker.open("a", 1)), "");
+  ASSERT_EQ(why(worker.append("a", 20)), "");
+  const auto held = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{20});
+  ASSERT_TRUE(held.has_value());
+  daemon_->kill();
+  // Held views are readable, a grant can be written and published.
+  EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
+  ASSERT_GE(worker.context("a").granted(), TokenCount{5});
+  ASSERT_EQ(why(worker.append("a", 5)), "");
+  ASSERT_TRUE(eventually([&] { return !worker.client().is_connected(); }));
+  const auto miss = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{25});
+  ASSERT_FALSE(miss.has_value());
+  EXPECT_EQ(miss.error().reason, MissReason::daemon_unavailable);
+  ASSERT_EQ(why(worker.append("a", 100)).empty(), false);  // beyond the grant
+  daemon_->start_again();
+  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  ASSERT_EQ(why(worker.append("a", 100)), "");
+  EXPECT_EQ(look_at("a", 125), "");
+  EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
+  ASSERT_EQ(why(worker.context("a").truncate(TokenCount{30})), "");
+  EXPECT_EQ(look_at("a", 30), "");
+  EXPECT_EQ(broken_invariant(*daemon_), "");
+}
+
+TEST_F(Restart, ALeaseGivenBackWhileTheDaemonIsAwayIsFreeAfterwards) {
+  KvWorker worker(daemon_->control_path());
+  ASSERT_EQ(why(worker.open("a", 1)), "");
+  ASSERT_EQ(why(worker.append("a", 20)), "");
+  daemon_->kill();
+  worker.drop("a");
+  daemon_->start_again();
+  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  KvWorker other(daemon_->control_path());
+  EXPECT_TRUE(eventually([&] { return other.open("a", 1).has_value(); }));
+  EXPECT_EQ(why(other.append("a", 20)), "");
+}
+
+// FR-053, FR-055: other memory at the same path, same session, same length, other bytes.
+TEST_F(Restart, AWorkerGoesOnWithOtherMemoryAndNeverSeesTheOldBytesAgain) {
+  KvWorker worker(daemon_->control_path());
+  ASSERT_EQ(why(worker.open("a", 1)), "");
+  ASSERT_EQ(why(worker.append("a", 20)), "");
+  const std::uint64_t boot_token = worker.client().boot_token();
+  daemon_->kill();
+  daemon_->store().clear();
+  daemon_->start_again();
+  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  EXPECT_NE(worker.client().boot_token(), boot_token);
+  const auto late = worker.append("a", 100);
+  ASSERT_FALSE(late.has_value());
+  EXPECT_TRUE(late.error().is(MissReason::lost_in_restart)) << late.error().message();
+  const auto view = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{20});
+  ASSERT_FALSE(view.has_value());
+  EXPECT_EQ(view.error().reason, MissReason::unknown_session);
+  ASSERT_EQ(why(worker.open("a", 1)), "");
+  ASSERT_EQ(why(worker.append("a", 20, 1)), "");  // another version of the pattern
+  const auto anew = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{20});
+  ASSERT_TRUE(anew.has_value());
+  EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *anew, std::vector<std::uint32_t>(20, 1)), 0U);
+}
+
 // ---- what is kept is not always what was given --------------------------------------------------
 
 class WrongFiles : public Restart {
