@@ -44,6 +44,8 @@ struct Spawn {
   fs::path out;
   fs::path err;
   unsigned descriptors_max = 0;
+  fs::path group{};
+  int err_fd = -1;  // in place of `err`
 };
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
@@ -69,6 +71,7 @@ pid_t spawn(Spawn what) {
   const auto envp = pointers(variables);
   const UniqueFd out(::open(what.out.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const UniqueFd err(::open(what.err.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const fs::path group_members = what.group.empty() ? fs::path() : what.group / "cgroup.procs";
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid != 0) return pid;
@@ -76,7 +79,11 @@ pid_t spawn(Spawn what) {
   // 0: the parent is outside of the pid namespace that this child begins.
   if (::getppid() != parent && ::getppid() != 0) ::_exit(126);
   ::dup2(out.get(), STDOUT_FILENO);
-  ::dup2(err.get(), STDERR_FILENO);
+  ::dup2(what.err_fd >= 0 ? what.err_fd : err.get(), STDERR_FILENO);
+  if (!group_members.empty()) {
+    const int members = ::open(group_members.c_str(), O_WRONLY | O_CLOEXEC);
+    if (::write(members, "0", 1) != 1) ::_exit(125);
+  }
   if (what.descriptors_max != 0) {
     const rlimit limit{what.descriptors_max, what.descriptors_max};
     ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -204,12 +211,16 @@ DaemonProcess::DaemonProcess(DaemonOptions options)
                                      "--admin-socket=" + admin_path()};
   arguments.insert(arguments.end(), options.flags.begin(), options.flags.end());
   const fs::path output = own_directory_.path() / "stderr";
+  std::vector<std::string> variables = std::move(options.variables);
+  variables.push_back("NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string());
   pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / "hotkvd",
                 .arguments = arguments,
-                .variables = {"NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string()},
+                .variables = std::move(variables),
                 .out = output,
                 .err = output,
-                .descriptors_max = options.descriptors_max});
+                .descriptors_max = options.descriptors_max,
+                .group = options.group,
+                .err_fd = options.err});
   ended_ = open_pidfd(pid_);
 }
 
@@ -229,6 +240,17 @@ bool DaemonProcess::wait_ready() {
     if (size < 0) return false;
     const std::string_view text(message.data(), static_cast<std::size_t>(size));
     if (text.find("READY=1") != std::string_view::npos) return true;
+  }
+}
+
+std::size_t DaemonProcess::notifications(const std::string& text) const {
+  std::array<char, 4096> message;
+  std::size_t count = 0;
+  for (;;) {
+    const ssize_t size = ::recv(notify_.get(), message.data(), message.size(), MSG_DONTWAIT);
+    if (size < 0) return count;
+    const std::string_view came(message.data(), static_cast<std::size_t>(size));
+    count += came.find(text) != std::string_view::npos ? 1 : 0;
   }
 }
 

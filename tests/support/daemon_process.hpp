@@ -71,6 +71,9 @@ struct DaemonOptions {
   std::filesystem::path directory{};          // of the sockets; empty: a new one
   std::string control_name = "control.sock";  // of the control socket in it
   unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
+  std::vector<std::string> variables{};       // NAME=value, beside the ones of the test
+  std::filesystem::path group{};              // folder of the cgroup it is in; empty: the test's
+  int err = -1;                               // its stderr, which err() then does not see
 };
 
 // hotkvd in a private folder. Killed and reaped with this object, whatever the test did.
@@ -86,6 +89,10 @@ class DaemonProcess {
 
   // Waits for its READY=1. False if it ended instead, or if it takes longer than ten seconds.
   [[nodiscard]] bool wait_ready();
+
+  // How many of the messages to its service manager that have come since wait_ready(), and were not
+  // counted yet, hold a text.
+  [[nodiscard]] std::size_t notifications(const std::string& text) const;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] const std::string& control_path() const { return control_path_; }
