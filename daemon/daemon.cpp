@@ -251,6 +251,11 @@ void Daemon::Impl::tick_later() {
         if (error) return;
         dispatcher_.tick();  // which takes its time as well
         adoption_.tick();
+        for (const auto& [shard, bytes] : files_.give_back_surplus(core_)) {
+          events_.warn("surplus-memory", "shard=" + std::to_string(shard.value()) +
+                                             " bytes=" + std::to_string(bytes) +
+                                             " cause=\"a client has read holes of its arena\"");
+        }
         longest_stall_ = std::max(longest_stall_, platform::now() - due);
         tick_later();
       });

@@ -20,6 +20,8 @@ using platform::FileRange;
 
 // The job that gives a dropped arena back; no order of the core ever has this number.
 constexpr std::uint64_t kDropJob = std::numeric_limits<std::uint64_t>::max();
+// Those that give back what readers of holes have filled.
+constexpr std::uint64_t kSurplusJob = kDropJob - 1;
 
 ByteRange page_range(const FileLayout& layout, PageIndex page) {
   return {layout.client_page(page).value(), sizeof(ClientPage)};
@@ -213,6 +215,26 @@ std::expected<std::vector<FileRange>, Error> LinuxShardFiles::file_ranges(
   return ranges;
 }
 
+// What is absent now may be ordered while the job waits. Orders are carried out one after the other
+// by one thread, so the memory of a later one comes after the punch; nothing that anybody uses is
+// in an absent extent, nor in one that arrives or leaves, which are not touched.
+std::vector<std::pair<core::ShardId, std::uint64_t>> LinuxShardFiles::give_back_surplus(
+    const core::Core& core) {
+  std::vector<std::pair<core::ShardId, std::uint64_t>> surplus;
+  if (surplus_jobs_ != 0) return surplus;  // the last ones are not done
+  for (const auto& [id, shard] : shards_) {
+    // The length lines lie before the chunks, and have their memory from their use.
+    const std::uint64_t accounted = core.provisioned_bytes_of(id) + shard.layout.chunks.value();
+    const std::uint64_t allocated = shard.arena.memory->allocated_bytes().value_or(0);
+    if (allocated <= accounted) continue;
+    auto ranges = file_ranges(core.unaccounted_extents(id));
+    if (!ranges || !provisioner_.submit({kSurplusJob, *std::move(ranges), {}})) continue;
+    ++surplus_jobs_;
+    surplus.emplace_back(id, allocated - accounted);
+  }
+  return surplus;
+}
+
 std::expected<void, Error> LinuxShardFiles::run(const core::MemoryOrder& order) {
   auto punches = file_ranges(order.punch);
   if (!punches) return std::unexpected(std::move(punches.error()));
@@ -224,6 +246,8 @@ std::expected<void, Error> LinuxShardFiles::run(const core::MemoryOrder& order) 
 std::vector<platform::ProvisionCompletion> LinuxShardFiles::take_completions() {
   auto completions = provisioner_.take_completions();
   std::erase_if(completions, [](const auto& completion) { return completion.id == kDropJob; });
+  surplus_jobs_ -= std::erase_if(
+      completions, [](const auto& completion) { return completion.id == kSurplusJob; });
   return completions;
 }
 

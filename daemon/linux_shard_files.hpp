@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <hotkv/error.hpp>
@@ -56,6 +57,12 @@ class LinuxShardFiles final : public server::ShardFiles {
   // Gives memory back to the kernel at once.
   void punch(const std::vector<core::ExtentRange>& extents);
 
+  // Compares the kernel's account of each arena with the core's. Whoever maps an arena can read its
+  // holes, and that fills them: memory that is nobody's. It is given back by a job; the answer is
+  // in whose arenas it was, and how much. About once a second.
+  [[nodiscard]] std::vector<std::pair<core::ShardId, std::uint64_t>> give_back_surplus(
+      const core::Core& core);
+
   // ---- what the service manager keeps -----------------------------------------------------------
 
   // Asks once after each shard that was given into the store since the last call: the names of
@@ -94,6 +101,7 @@ class LinuxShardFiles final : public server::ShardFiles {
   const bool huge_pages_;
   std::optional<Shard> prepared_;
   std::map<core::ShardId, Shard> shards_;
+  std::size_t surplus_jobs_ = 0;  // under way
 };
 
 }  // namespace hotkv

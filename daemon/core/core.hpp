@@ -214,10 +214,12 @@ class Core {
   // unsupported_version, uncertified_architecture; then the memory is unchanged.
   [[nodiscard]] std::expected<ShardId, Error> adopt_shard(
       ShardMemory memory, std::span<const std::string> certified_architectures);
-  // Parts of the arena that the account knows nothing of, right after an adoption: the kernel may
-  // hold memory there, which came too late for the last account or went too early. To be given back
-  // before anything else is done.
+  // Parts of the arena that the account knows nothing of. The kernel may hold memory there all the
+  // same: after an adoption what came too late for the last account or went too early, and at any
+  // time what a client filled by reading holes. To be given back.
   [[nodiscard]] std::vector<ExtentRange> unaccounted_extents(ShardId shard) const;
+  // Bytes of extents that have memory, are getting it or are giving it back.
+  [[nodiscard]] std::uint64_t provisioned_bytes_of(ShardId shard) const;
   // Gives a shard up that has just been adopted; its memory is not touched.
   void forget_shard(ShardId shard);
   // After adoptions the budget may be smaller than what they brought. Ends least recently used

@@ -115,6 +115,13 @@ std::expected<ShardId, Error> Core::adopt_shard(
   return id;
 }
 
+std::uint64_t Core::provisioned_bytes_of(ShardId id) const {
+  const Shard& shard = impl_->shards.at(id);
+  // Those that leave are in no account of the shard any more, and may have their memory still.
+  return shard.provisioned_bytes() +
+         shard.chunks.leaving_count() * shard.tables.geometry().extent_bytes;
+}
+
 void Core::forget_shard(ShardId shard) {
   impl_->shards.map().erase(shard);
 }

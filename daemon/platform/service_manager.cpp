@@ -68,15 +68,18 @@ std::expected<FrameOutcome, Error> ServiceManager::try_to_send(const Message& me
 
 std::expected<void, Error> ServiceManager::send(std::string state, std::vector<UniqueFd> fds) {
   if (!running_under_systemd()) return {};
+  if (waiting_.size() >= kWaitingMax) {
+    return std::unexpected(
+        Error{ErrorCode::too_many_waiting, "notify", "service manager", "it reads no messages", 0});
+  }
   waiting_.push_back({std::move(state), std::move(fds)});
+  return flush();
+}
+
+std::expected<void, Error> ServiceManager::flush() {
   while (!waiting_.empty()) {
     const auto sent = try_to_send(waiting_.front());
-    if (sent && *sent == FrameOutcome::would_block) {
-      if (waiting_.size() <= kWaitingMax) return {};
-      waiting_.pop_back();
-      return std::unexpected(Error{ErrorCode::too_many_waiting, "notify", "service manager",
-                                   "it reads no messages", 0});
-    }
+    if (sent && *sent == FrameOutcome::would_block) return {};
     waiting_.pop_front();
     if (!sent) return std::unexpected(sent.error());
     if (*sent == FrameOutcome::closed) {
@@ -109,7 +112,9 @@ std::expected<std::optional<std::chrono::microseconds>, Error> ServiceManager::w
 }
 
 std::expected<void, Error> ServiceManager::ping() {
-  return send("WATCHDOG=1");
+  // Behind messages that it does not take it would only come late, and many of them at once.
+  if (waiting_.empty()) return send("WATCHDOG=1");
+  return flush();
 }
 
 std::expected<std::vector<KeptDescriptor>, Error> ServiceManager::take_kept() {

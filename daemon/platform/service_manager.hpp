@@ -69,6 +69,7 @@ class ServiceManager {
     std::vector<UniqueFd> fds;
   };
   [[nodiscard]] static std::expected<FrameOutcome, Error> try_to_send(const Message& message);
+  [[nodiscard]] std::expected<void, Error> flush();
   [[nodiscard]] std::expected<void, Error> send(std::string state, std::vector<UniqueFd> fds = {});
 
   std::deque<Message> waiting_;

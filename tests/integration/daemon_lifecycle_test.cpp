@@ -174,6 +174,7 @@ TEST(DaemonLifecycle, AMissingFolderIsNamed) {
   EXPECT_NE(result.err.find("/nowhere-at-all"), std::string::npos) << result.err;
 }
 
+// FR-043: where they are required and not to be had, the start is refused.
 TEST(DaemonLifecycle, RequiredHugePagesThatCannotBeHadRefuseTheStart) {
   std::string modes;
   std::getline(std::ifstream("/sys/kernel/mm/transparent_hugepage/shmem_enabled"), modes);

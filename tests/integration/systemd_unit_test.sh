@@ -1,5 +1,6 @@
 #!/bin/bash
-# The shipped unit in a real service manager: it is without warnings, becomes active, answers, stops.
+# The shipped unit in a real service manager: it is without warnings, becomes active, answers, stops;
+# crashes are followed by starts, up to a limit, a refused configuration by none.
 # usage: systemd_unit_test.sh FOLDER-OF-PROGRAMS
 #
 # A systemd of its own is booted over a throw-away overlay of this machine's root (see
@@ -20,6 +21,116 @@ fail() {
 
 property() {
   systemctl show --property "$1" --value hotkvd.service
+}
+
+# Whether a property is what is expected of it.
+expect_property() {
+  [ "$(property "$1")" = "$2" ] || fail "$1 is $(property "$1"), expected $2"
+}
+
+answers() {
+  hotkvctl status --json >/tmp/status.json 2>&1
+}
+
+# Waits until a command succeeds, fifteen seconds at most.
+eventually() {
+  local attempt
+  for attempt in $(seq 300); do
+    if "$@"; then return 0; fi
+    sleep 0.05
+  done
+  return 1
+}
+
+is_another_process_than() {
+  local now
+  now=$(property MainPID)
+  [ "$now" != 0 ] && [ "$now" != "$1" ]
+}
+
+# FR-128: one process; limits for a stop and for the end after the watchdog's SIGABRT; after such an
+# end it serves again at once.
+one_process_that_comes_back() {
+  expect_property TimeoutStopUSec 10s
+  expect_property TimeoutAbortUSec 10s
+  expect_property KillMode control-group
+  local group before milliseconds hierarchy looked_at_group=no
+  group=$(property ControlGroup)
+  before=$(property MainPID)
+  [ -n "$group" ] || fail "it has no group"
+  for hierarchy in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
+    [ -f "$hierarchy$group/cgroup.procs" ] || continue
+    [ "$(cat "$hierarchy$group/cgroup.procs")" = "$before" ] || fail "more than one process"
+    looked_at_group=yes
+  done
+  [ "$looked_at_group" = yes ] || fail "its group is nowhere"
+
+  milliseconds=$(date +%s%N)
+  kill -ABRT "$before"
+  eventually is_another_process_than "$before" || fail "no new process after SIGABRT"
+  eventually answers || fail "it does not answer after SIGABRT"
+  milliseconds=$((($(date +%s%N) - milliseconds) / 1000000))
+  echo "served again $milliseconds ms after SIGABRT"
+  # A process left over would cost TimeoutStopSec and more.
+  [ "$milliseconds" -lt 10000 ] || fail "it served again only after $milliseconds ms"
+  expect_property NRestarts 1
+}
+
+# FR-127: the unit asks for pings, and a process that does not run is ended for the want of them.
+watchdog_ends_what_stands_still() {
+  expect_property WatchdogUSec 30s
+  mkdir -p /run/systemd/system/hotkvd.service.d
+  printf '[Service]\nWatchdogSec=2s\n' >/run/systemd/system/hotkvd.service.d/short.conf
+  systemctl daemon-reload
+  systemctl restart hotkvd.service || fail "it does not restart"
+  local before restarts
+  before=$(property MainPID)
+  restarts=$(property NRestarts)
+  sleep 3
+  [ "$(property MainPID)" = "$before" ] || fail "the watchdog ended a daemon that pings"
+  kill -STOP "$before"
+  eventually is_another_process_than "$before" || fail "the watchdog did not end a stopped daemon"
+  eventually answers || fail "it does not answer after the watchdog's end"
+  [ "$(property NRestarts)" -gt "$restarts" ] || fail "there was no restart"
+  rm -r /run/systemd/system/hotkvd.service.d
+  systemctl daemon-reload
+  systemctl restart hotkvd.service || fail "it does not restart"
+}
+
+# FR-124: whatever clients do, they start nothing: there is no activation socket. A refused
+# configuration is refused once; repaired, the ordinary start works. A daemon that crashes again and
+# again is given up, and the one command of the manual brings it back.
+refused_and_given_up() {
+  systemctl stop hotkvd.service
+  echo 'max_byts = "8G"' >>/etc/hotkv/hotkvd.toml
+  ! systemctl start hotkvd.service || fail "it starts with a wrong key"
+  expect_property ActiveState failed
+  expect_property ExecMainStatus 2
+  expect_property NRestarts 0
+  sed -i '$d' /etc/hotkv/hotkvd.toml
+  systemctl reset-failed hotkvd.service
+  systemctl start hotkvd.service || fail "it does not start with the repaired configuration"
+
+  local crash before
+  for crash in $(seq 9); do
+    before=$(property MainPID)
+    [ "$before" != 0 ] || break
+    kill -KILL "$before"
+    eventually is_another_process_than_or_failed "$before" || fail "neither restarted nor given up"
+  done
+  eventually is_failed || fail "after $crash crashes it is $(property ActiveState)"
+  ! systemctl start hotkvd.service || fail "it starts though it was given up"
+  systemctl reset-failed hotkvd.service && systemctl start hotkvd.service ||
+    fail "the documented way back does not work"
+  eventually answers || fail "it does not answer after the way back"
+}
+
+is_failed() {
+  [ "$(property ActiveState)" = failed ]
+}
+
+is_another_process_than_or_failed() {
+  is_failed || is_another_process_than "$1"
 }
 
 # Runs in the booted system.
@@ -43,6 +154,11 @@ inside() {
   done
   hotkvctl status --json >/tmp/status.json || fail "hotkvctl status exits with $?"
   python3 -m json.tool /tmp/status.json >/dev/null || fail "hotkvctl status --json prints no JSON"
+
+  one_process_that_comes_back
+  watchdog_ends_what_stands_still
+  refused_and_given_up
+  systemctl restart hotkvd.service || fail "it does not restart"
 
   systemctl stop hotkvd.service || fail "it does not stop"
   [ "$(property ActiveState)" = inactive ] || fail "after stop it is $(property ActiveState)"

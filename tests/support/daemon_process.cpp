@@ -46,6 +46,8 @@ struct Spawn {
   fs::path err;
   unsigned descriptors_max = 0;
   std::vector<int> kept_descriptors{};  // as a service manager passes them
+  fs::path group{};
+  int err_fd = -1;  // in place of `err`
 };
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
@@ -74,6 +76,7 @@ pid_t spawn(Spawn what) {
   const auto envp = pointers(variables);
   const UniqueFd out(::open(what.out.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const UniqueFd err(::open(what.err.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const fs::path group_members = what.group.empty() ? fs::path() : what.group / "cgroup.procs";
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid != 0) return pid;
@@ -81,7 +84,11 @@ pid_t spawn(Spawn what) {
   // 0: the parent is outside of the pid namespace that this child begins.
   if (::getppid() != parent && ::getppid() != 0) ::_exit(126);
   ::dup2(out.get(), STDOUT_FILENO);
-  ::dup2(err.get(), STDERR_FILENO);
+  ::dup2(what.err_fd >= 0 ? what.err_fd : err.get(), STDERR_FILENO);
+  if (!group_members.empty()) {
+    const int members = ::open(group_members.c_str(), O_WRONLY | O_CLOEXEC);
+    if (::write(members, "0", 1) != 1) ::_exit(125);
+  }
   if (what.descriptors_max != 0) {
     const rlimit limit{what.descriptors_max, what.descriptors_max};
     ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -224,11 +231,13 @@ void DaemonProcess::start_again() {
   for (const platform::KeptDescriptor& each : store_.kept()) kept.push_back(each.fd.get());
   pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / options_.program,
                 .arguments = arguments,
-                .variables = variables,
+                .variables = std::move(variables),
                 .out = output,
                 .err = output,
                 .descriptors_max = options_.descriptors_max,
-                .kept_descriptors = kept});
+                .kept_descriptors = std::move(kept),
+                .group = options_.group,
+                .err_fd = options_.err});
   ended_ = open_pidfd(pid_);
 }
 
@@ -246,6 +255,14 @@ bool DaemonProcess::wait_ready() {
     const auto message = store_.receive(notify_.get());
     if (message && message->find("READY=1") != std::string::npos) return true;
   }
+}
+
+std::size_t DaemonProcess::notifications(const std::string& text) const {
+  std::size_t count = 0;
+  while (const auto message = store_.receive(notify_.get())) {
+    count += message->find(text) != std::string::npos;
+  }
+  return count;
 }
 
 int DaemonProcess::open_descriptors() const {

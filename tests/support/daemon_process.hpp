@@ -74,7 +74,9 @@ struct DaemonOptions {
   unsigned descriptors_max = 0;               // RLIMIT_NOFILE; 0: as it is
   std::size_t kept_descriptors_max = 4096;    // as FileDescriptorStoreMax=
   std::string program = "hotkvd";             // of the build
-  std::vector<std::string> variables{};       // NAME=value for its environment
+  std::vector<std::string> variables{};       // NAME=value, beside the ones of the test
+  std::filesystem::path group{};              // folder of the cgroup it is in; empty: the test's
+  int err = -1;                               // its stderr, which err() then does not see
 };
 
 // hotkvd in a private folder. Killed and reaped with this object, whatever the test did.
@@ -90,6 +92,10 @@ class DaemonProcess {
 
   // Waits for its READY=1. False if it ended instead, or if it takes longer than ten seconds.
   [[nodiscard]] bool wait_ready();
+
+  // How many of the messages to its service manager that have come since wait_ready(), and were not
+  // counted yet, hold a text.
+  [[nodiscard]] std::size_t notifications(const std::string& text) const;
 
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] const std::string& control_path() const { return control_path_; }
@@ -121,10 +127,10 @@ class DaemonProcess {
   TemporaryDirectory own_directory_;
   std::filesystem::path directory_;
   std::string control_path_;
-  UniqueFd notify_;  // where it says READY=1
-  platform::DescriptorStore store_;
-  UniqueFd ended_;  // readable once it has ended
-  pid_t pid_ = -1;  // -1: reaped
+  UniqueFd notify_;                          // where it says READY=1
+  mutable platform::DescriptorStore store_;  // looking at messages takes them in
+  UniqueFd ended_;                           // readable once it has ended
+  pid_t pid_ = -1;                           // -1: reaped
 };
 
 }  // namespace hotkv::testing

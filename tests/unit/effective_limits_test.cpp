@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
+// FR-046: a group's limit is its shared memory's too.
 TEST(EffectiveLimits, TheBudgetIsHalfOfTheSmallerOfMachineAndCgroupUnlessItIsGiven) {
   EXPECT_EQ(effective_limits({}, {.memory_bytes = 8 * kGiB})->max_bytes, 4 * kGiB);
   EXPECT_EQ(
@@ -41,6 +42,7 @@ TEST(EffectiveLimits, ABudgetThatTheMachineOrItsCgroupCannotHoldIsRefused) {
             "configure max_bytes: configuration-error: 5G, but its cgroup has 2G");
 }
 
+// FR-043: what the kernel does not do is neither promised nor shown as done.
 TEST(EffectiveLimits, HugePagesFollowTheKernelsMode) {
   Config config;
   for (const char* mode : {"always", "within_size"}) {

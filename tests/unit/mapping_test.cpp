@@ -98,6 +98,7 @@ TEST(Mapping, AlignedMappingsLeaveNoReservationBehind) {
   EXPECT_EQ(address_space_pages(), before);
 }
 
+// FR-064: a size is compared with the file before anything is mapped.
 TEST(Mapping, RefusesARangeThatTheFileDoesNotHave) {
   const MemoryFile file = make_file(2 * kPage);
   const auto code = [&](std::uint64_t offset, std::uint64_t size) {

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -128,20 +129,41 @@ TEST(MemoryFile, SizesThatNoFileHasAreRefused) {
   }
 }
 
+// FR-064: what a dead process left half made is told by seals and size, before anything maps it.
 TEST(MemoryFile, AdoptTakesOnlyASealedReadWriteMemoryFile) {
   const MemoryFile file = make_file(kMiB);
   auto adopted = MemoryFile::adopt("arena", UniqueFd(::dup(file.fd())));
   ASSERT_TRUE(adopted.has_value());
   EXPECT_EQ(adopted->size_bytes(), kMiB);
 
-  auto reader = file.reopen(MapAccess::read_only);
-  UniqueFd unsealed(::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(::ftruncate(unsealed.get(), 4096), 0);
-  UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  for (UniqueFd* stranger : {&*reader, &unsealed, &null}) {
-    const auto refused = MemoryFile::adopt("arena", std::move(*stranger));
-    ASSERT_FALSE(refused.has_value());
-    EXPECT_EQ(refused.error().code, ErrorCode::shard_damaged);
+  constexpr int kAllSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+  const auto memfd = [](off_t size, int seals) {
+    UniqueFd fd(::memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    EXPECT_EQ(::ftruncate(fd.get(), size), 0);
+    EXPECT_EQ(::fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+    return fd;
+  };
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  const UniqueFd other_end(pipe[0]);
+  std::vector<UniqueFd> strangers;
+  strangers.push_back(file.reopen(MapAccess::read_only).value());
+  strangers.emplace_back(
+      ::open(("/proc/self/fd/" + std::to_string(file.fd())).c_str(), O_WRONLY | O_CLOEXEC));
+  strangers.push_back(memfd(0, kAllSeals));
+  strangers.push_back(memfd(4096, 0));
+  for (const int missing : {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SEAL}) {
+    strangers.push_back(memfd(4096, kAllSeals & ~missing));
+  }
+  strangers.emplace_back(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  strangers.emplace_back(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  strangers.emplace_back(pipe[1]);
+  for (UniqueFd& stranger : strangers) {
+    ASSERT_TRUE(stranger);
+    const auto index = &stranger - strangers.data();
+    const auto refused = MemoryFile::adopt("arena", std::move(stranger));
+    ASSERT_FALSE(refused.has_value()) << index;
+    EXPECT_EQ(refused.error().code, ErrorCode::shard_damaged) << index;
   }
 }
 
