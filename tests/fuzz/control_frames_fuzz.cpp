@@ -121,7 +121,12 @@ class Fuzz {
     if (patch >= 0xe0 && !frame.empty()) {  // some frames are broken in one place
       frame[input_.raw<std::uint16_t>() % frame.size()] ^= static_cast<std::byte>(input_.byte());
     }
-    if (patch >= 0xfc) frame.resize(input_.byte());
+    if (patch >= 0xf8) frame.resize(input_.byte());
+    // Cut, with a header that says so: the count no longer is that of the operations.
+    if (patch >= 0xfc && frame.size() >= sizeof(FrameHeader)) {
+      const auto length = static_cast<std::uint32_t>(frame.size());
+      std::memcpy(frame.data(), &length, sizeof length);
+    }
     const std::size_t before = client.replies;
     const std::uint32_t waiting = client.conversation.waiting_frames;
     dispatcher_.handle(client.conversation, frame);
