@@ -2,7 +2,7 @@
 # Builds hotkv and runs its tests: every one, or those of one level.
 #
 # usage: tests/run.sh [--label LEVEL]... [--sanitize address|thread] [--werror] [--jobs N]
-#   LEVEL: unit golden seed integration story replay hostile field fault model stress bench style
+#   LEVEL: unit golden seed integration story replay hostile field fault fuzz model stress bench style
 #
 # Builds in build/, build-asan/ or build-tsan/. Exit code 0: every test that ran passed and each level
 # asked for has tests. Skipped tests are listed at the end with their reasons: a skip is no pass.
@@ -15,7 +15,7 @@ usage() {
   exit "$1"
 }
 
-levels="unit golden seed integration story replay hostile field fault model stress bench style"
+levels="unit golden seed integration story replay hostile field fault fuzz model stress bench style"
 labels=()
 sanitizer=""
 werror=OFF

@@ -31,6 +31,7 @@ void Rebuild::run() {
     settle_slot(SlotIndex{i});
   }
   lose_duplicates();
+  settle_ledger();
   lose_overlaps();
   for (const SlotIndex homeless : shard_.sessions.rebuild()) {
     lose(homeless, MissReason::lost_in_restart);
@@ -162,6 +163,21 @@ void Rebuild::lose_duplicates() {
     // The session lives on in the other slot.
     (void)shard_.ledger.remember(place->first, shard_.epoch(place->second), now_ms_);
     shard_.ledger.revive(place->first);
+  }
+}
+
+// A damaged slot can have named the session of a sound one that had been settled already: then the
+// ledger tells of the lost one.
+void Rebuild::settle_ledger() {
+  for (const SlotIndex slot : live_slots()) {
+    const SessionId session = shard_.session(slot);
+    const auto entry = shard_.ledger.find(session);
+    if (entry && shard_.epoch(slot) < entry->epoch) {
+      lose(slot, MissReason::superseded_epoch);
+    } else {
+      (void)shard_.ledger.remember(session, shard_.epoch(slot), now_ms_);
+      shard_.ledger.revive(session);
+    }
   }
 }
 

@@ -42,6 +42,7 @@ class Rebuild {
   void free_slot(SlotIndex slot, bool keep_chain);
   void lose(SlotIndex slot, MissReason reason);
   void lose_duplicates();
+  void settle_ledger();
   void lose_overlaps();
   void settle_kept_heads();
   void settle_holder(SlotIndex slot);
