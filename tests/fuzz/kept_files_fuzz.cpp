@@ -198,9 +198,7 @@ class Fuzz {
 
   std::expected<core::ShardId, Error> adopt() {
     tiny_.emplace();
-    auto adopted =
-        tiny_->core.adopt_shard(memory_, default_certified_architectures(),
-                                [&](ExtentIndex extent) { return files_.is_provisioned(extent); });
+    auto adopted = tiny_->core.adopt_shard(memory_, default_certified_architectures());
     if (adopted) {
       shard_ = *adopted;
       tiny_->verify();

@@ -249,7 +249,17 @@ TEST_F(ComingBack, ALeaseIsTakenOverFromAHolderThatStaysAway) {
 
 // ---- the library over a restart -----------------------------------------------------------------
 
-constexpr std::chrono::seconds kPatience{20};
+// Kills the daemon, and returns once the worker's library has seen it.
+void kill_under(DaemonProcess& daemon, KvWorker& worker) {
+  daemon.kill();
+  ASSERT_TRUE(eventually([&] { return !worker.client().is_connected(); }));
+}
+
+void start_again_under(DaemonProcess& daemon, KvWorker& worker) {
+  daemon.start_again();
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
+  ASSERT_TRUE(worker.client().wait_connected(std::chrono::seconds(20)));
+}
 
 // Promise 8 and 9, from a worker's side. FR-053: the restart is as fast as can be.
 TEST_F(Restart, AWorkerGoesOnThroughTheDeathOfTheDaemon) {
@@ -258,18 +268,16 @@ TEST_F(Restart, AWorkerGoesOnThroughTheDeathOfTheDaemon) {
   ASSERT_EQ(why(worker.append("a", 20)), "");
   const auto held = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{20});
   ASSERT_TRUE(held.has_value());
-  daemon_->kill();
+  kill_under(*daemon_, worker);
   // Held views are readable, a grant can be written and published.
   EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
   ASSERT_GE(worker.context("a").granted(), TokenCount{5});
   ASSERT_EQ(why(worker.append("a", 5)), "");
-  ASSERT_TRUE(eventually([&] { return !worker.client().is_connected(); }));
   const auto miss = worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{25});
   ASSERT_FALSE(miss.has_value());
   EXPECT_EQ(miss.error().reason, MissReason::daemon_unavailable);
   ASSERT_EQ(why(worker.append("a", 100)).empty(), false);  // beyond the grant
-  daemon_->start_again();
-  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  start_again_under(*daemon_, worker);
   ASSERT_EQ(why(worker.append("a", 100)), "");
   EXPECT_EQ(look_at("a", 125), "");
   EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
@@ -282,10 +290,9 @@ TEST_F(Restart, ALeaseGivenBackWhileTheDaemonIsAwayIsFreeAfterwards) {
   KvWorker worker(daemon_->control_path());
   ASSERT_EQ(why(worker.open("a", 1)), "");
   ASSERT_EQ(why(worker.append("a", 20)), "");
-  daemon_->kill();
+  kill_under(*daemon_, worker);
   worker.drop("a");
-  daemon_->start_again();
-  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  start_again_under(*daemon_, worker);
   KvWorker other(daemon_->control_path());
   EXPECT_TRUE(eventually([&] { return other.open("a", 1).has_value(); }));
   EXPECT_EQ(why(other.append("a", 20)), "");
@@ -297,10 +304,9 @@ TEST_F(Restart, AWorkerGoesOnWithOtherMemoryAndNeverSeesTheOldBytesAgain) {
   ASSERT_EQ(why(worker.open("a", 1)), "");
   ASSERT_EQ(why(worker.append("a", 20)), "");
   const std::uint64_t boot_token = worker.client().boot_token();
-  daemon_->kill();
+  kill_under(*daemon_, worker);
   daemon_->store().clear();
-  daemon_->start_again();
-  ASSERT_TRUE(worker.client().wait_connected(kPatience));
+  start_again_under(*daemon_, worker);
   EXPECT_NE(worker.client().boot_token(), boot_token);
   const auto late = worker.append("a", 100);
   ASSERT_FALSE(late.has_value());

@@ -65,6 +65,8 @@ void UnderFire::SetUp() {
   begin_ = std::chrono::steady_clock::now();
   ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
   honest_ = std::make_unique<HonestWorker>(daemon_.control_path());
+  // Its shard is the daemon's first.
+  ASSERT_TRUE(eventually([&] { return honest_->rounds() >= 1; })) << daemon_.err();
 }
 
 void UnderFire::TearDown() {
