@@ -41,6 +41,7 @@ struct Flags {
   std::map<std::string_view, CLI::Option*> options;  // by flag
   CLI::Option* config = nullptr;
   CLI::Option* check = nullptr;
+  CLI::Option* supervise = nullptr;
   CLI::Option* help = nullptr;
   CLI::Option* version = nullptr;
 };
@@ -61,6 +62,10 @@ void declare(Flags& flags, const Config& defaults, const Environment& environmen
   flags.help = app.add_flag("--help")->description("print this and exit");
   flags.version = app.add_flag("--version")->description("print the version and exit");
   flags.check = app.add_flag("--check")->description("check the configuration and exit");
+  flags.supervise = app.add_flag(kSuperviseFlag)
+                        ->description(
+                            "keep the memory over crashes, and start anew: for containers, where "
+                            "no systemd does it");
   flags.config = add_text_option(app, "config", "PATH",
                                  "TOML file (default " + environment.default_config_file +
                                      ", if it exists); its keys are the flags below, with _ for -");
@@ -74,7 +79,8 @@ Error refuse_argument(const Flags& flags, const std::string& argument) {
   if (!argument.starts_with("-")) {
     return refuse(escape_bytes(argument), "is not a flag, and hotkvd takes nothing else");
   }
-  std::vector<std::string_view> known = {"--help", "--version", "--check", "--config"};
+  std::vector<std::string_view> known = {"--help", "--version", "--check", kSuperviseFlag,
+                                         "--config"};
   std::vector<std::string> names;
   for (const auto& [flag, option] : flags.options) names.push_back("--" + std::string(flag));
   known.insert(known.end(), names.begin(), names.end());
@@ -231,7 +237,9 @@ std::expected<ParsedCommandLine, Error> parse_command_line(std::span<const char*
     parsed.text = kVersionText;
     return parsed;
   }
-  parsed.action = flags.check->count() > 0 ? Action::check : Action::run;
+  parsed.action = flags.check->count() > 0       ? Action::check
+                  : flags.supervise->count() > 0 ? Action::supervise
+                                                 : Action::run;
 
   Origins origins;
   if (const auto result = refuse_variables(environment); !result) {

@@ -85,7 +85,9 @@ struct Environment {
 // That of this process.
 [[nodiscard]] Environment current_environment();
 
-enum class Action { run, check, show_help, show_version };
+enum class Action { run, supervise, check, show_help, show_version };
+// A parent takes it away before it passes its arguments on.
+inline constexpr const char* kSuperviseFlag = "--supervise";
 
 struct ParsedCommandLine {
   Action action = Action::run;

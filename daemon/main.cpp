@@ -5,11 +5,14 @@
 #include <exception>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <hotkv/error.hpp>
 
 #include "daemon/config.hpp"
 #include "daemon/daemon.hpp"
+#include "daemon/supervisor.hpp"
 
 namespace {
 
@@ -43,6 +46,14 @@ int serve(const hotkv::Config& config) {
   return 0;
 }
 
+// A child with all flags but the one that says so.
+int supervise(const hotkv::Config& config, int argc, char** argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  std::erase(arguments, hotkv::kSuperviseFlag);
+  constexpr std::size_t kFilesOfAShard = 3;
+  return hotkv::supervise(std::move(arguments), config.max_shards * kFilesOfAShard + 1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -57,6 +68,7 @@ int main(int argc, char** argv) {
     case hotkv::Action::show_help:
     case hotkv::Action::show_version: std::fputs(parsed->text.c_str(), stdout); return 0;
     case hotkv::Action::check: return 0;
+    case hotkv::Action::supervise: return supervise(parsed->config, argc, argv);
     case hotkv::Action::run: return serve(parsed->config);
   }
   return kExitOther;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "shared/check.hpp"
+#include "shared/fault_point.hpp"
 
 namespace hotkv::core {
 
@@ -89,6 +90,7 @@ std::vector<PageIndex> PageTable::taken() const {
 
 PinSet PageTable::scan_pins() const {
   std::vector<std::uint64_t> pins;
+  if (HOTKV_IS_PLANTED("ignore-pins")) return PinSet(pins);
   for (std::uint32_t i = 0; i < taken_below_; ++i) {
     if (!clients_[i].taken || !clients_[i].claims) continue;
     const ClientPage& untrusted = tables_.untrusted_page(PageIndex{i});

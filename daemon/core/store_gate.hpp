@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "shared/fault_point.hpp"
 #include "shared/words.hpp"
 
 namespace hotkv::core {
@@ -32,6 +33,7 @@ class StoreGate {
   }
   // For the read-modify-writes of words.hpp, which the caller does right after.
   void probe() const {
+    HOTKV_DIE_IF_PLANTED("die-at-store");
     if (probe_) [[unlikely]]
       probe_();
   }

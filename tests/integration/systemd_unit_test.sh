@@ -76,6 +76,63 @@ one_process_that_comes_back() {
   expect_property NRestarts 1
 }
 
+# Appends two tokens to a context and says how many it has: more than two only if it was there.
+expect_tokens() {
+  local said
+  said=$(hotkv-quickstart) || fail "the worker says: $said"
+  [ "${said%% *}" = "$1" ] || fail "$2: the context has ${said%% *} tokens, expected $1"
+}
+
+kill_daemon() {
+  local before
+  before=$(property MainPID)
+  kill -KILL "$before"
+  eventually is_another_process_than "$before" || fail "no new process after SIGKILL"
+  eventually answers || fail "it does not answer after SIGKILL"
+}
+
+restart_is() {
+  answers && [ "$(python3 -c 'import json;print(json.load(open("/tmp/status.json"))["restart"])')" = "$1" ]
+}
+
+# FR-059: the table "What keeps the memory" of systemd/README.md. FR-062: the store has one file of
+# the daemon's and three for each shard, after any number of restarts.
+memory_outlives_the_daemon() {
+  systemctl reset-failed hotkvd.service
+  systemctl restart hotkvd.service || fail "it does not restart"
+  expect_tokens 2 "at first"
+  eventually restart_is keeps || fail "it does not know that its memory is kept"
+  kill_daemon
+  expect_tokens 4 "after SIGKILL"
+  systemctl restart hotkvd.service || fail "it does not restart"
+  expect_tokens 6 "after systemctl restart"
+  systemctl daemon-reexec
+  kill_daemon
+  expect_tokens 8 "after daemon-reexec and SIGKILL"
+  expect_property NFileDescriptorStore 4
+  systemctl stop hotkvd.service
+  systemctl start hotkvd.service || fail "it does not start"
+  expect_tokens 2 "after stop and start"
+  ! journalctl --unit hotkvd.service | grep -q 'event=memory-not-kept' || fail "it says its memory is not kept"
+}
+
+# A manager that keeps nothing says nothing; the daemon does.
+kept_nothing_is_said_loudly() {
+  mkdir -p /run/systemd/system/hotkvd.service.d
+  printf '[Service]\nFileDescriptorStoreMax=0\n' >/run/systemd/system/hotkvd.service.d/none.conf
+  systemctl daemon-reload
+  systemctl restart hotkvd.service || fail "it does not restart"
+  expect_tokens 2 "without a store"
+  eventually restart_is cold || fail "it does not know that nothing is kept"
+  journalctl --unit hotkvd.service | grep -q 'event=memory-not-kept' || fail "it does not say that nothing is kept"
+  kill_daemon
+  expect_tokens 2 "after SIGKILL without a store"
+  rm -r /run/systemd/system/hotkvd.service.d
+  systemctl daemon-reload
+  systemctl reset-failed hotkvd.service
+  systemctl restart hotkvd.service || fail "it does not restart"
+}
+
 # FR-127: the unit asks for pings, and a process that does not run is ended for the want of them.
 watchdog_ends_what_stands_still() {
   expect_property WatchdogUSec 30s
@@ -156,6 +213,8 @@ inside() {
   python3 -m json.tool /tmp/status.json >/dev/null || fail "hotkvctl status --json prints no JSON"
 
   one_process_that_comes_back
+  memory_outlives_the_daemon
+  kept_nothing_is_said_loudly
   watchdog_ends_what_stands_still
   refused_and_given_up
   systemctl restart hotkvd.service || fail "it does not restart"
@@ -179,7 +238,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ "$(id -u)" = 0 ] || skip "needs root to boot a systemd of its own"
 command -v systemd-nspawn >/dev/null || skip "systemd-nspawn is not installed (systemd-container)"
 unshare --mount true 2>/dev/null || skip "this place allows no mount namespace"
-for program in hotkvd hotkvctl; do
+for program in hotkvd hotkvctl hotkv_example_quickstart; do
   [ -x "$programs/$program" ] || { echo "FAILED: $programs/$program is not built"; exit 1; }
 done
 
@@ -205,7 +264,8 @@ OUT=$out timeout 150 bash "$root/tests/support/run_in_systemd.sh" hotkvd-test.se
   "$root/systemd/hotkvd.service:/etc/systemd/system/hotkvd.service" \
   "$root/systemd/hotkvd.toml:/etc/hotkv/hotkvd.toml" \
   "$root/systemd/sysusers.conf:/etc/sysusers.d/hotkv.conf" \
-  "$programs/hotkvd:/usr/bin/hotkvd" "$programs/hotkvctl:/usr/bin/hotkvctl" || rc=$?
+  "$programs/hotkvd:/usr/bin/hotkvd" "$programs/hotkvctl:/usr/bin/hotkvctl" \
+  "$programs/hotkv_example_quickstart:/usr/bin/hotkv-quickstart" || rc=$?
 if [ -f "$out/log" ]; then
   cat "$out/log"
 else

@@ -277,6 +277,11 @@ int DaemonProcess::open_descriptors() const {
   return count;
 }
 
+bool DaemonProcess::has_ended() const {
+  pollfd entry{.fd = ended_.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
 void DaemonProcess::signal(int number) const {
   if (pid_ > 0) ::kill(pid_, number);
 }

@@ -110,6 +110,11 @@ class DaemonProcess {
   void start_again();
   // For the next start.
   void set_flags(std::vector<std::string> flags) { options_.flags = std::move(flags); }
+  void set_variables(std::vector<std::string> variables) {
+    options_.variables = std::move(variables);
+  }
+  // Whether it has ended; it is left to be reaped.
+  [[nodiscard]] bool has_ended() const;
 
   void signal(int number) const;
   // Its exit code, once it has ended: -1 if by a signal, or not within ten seconds.

@@ -28,6 +28,8 @@ class KvWorker {
   explicit KvWorker(const std::string& control_path, const Recipe& recipe = worker_recipe(),
                     Access access = Access::write);
 
+  explicit KvWorker(Client client) : client_(std::move(client)) {}
+
   [[nodiscard]] Client& client() { return client_; }
   // The lease it holds; open() first.
   [[nodiscard]] Context& context(std::string_view session) {

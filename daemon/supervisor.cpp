@@ -1,0 +1,194 @@
+#include "daemon/supervisor.hpp"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "daemon/platform/descriptor_store.hpp"
+#include "daemon/platform/service_manager.hpp"
+#include "shared/unique_fd.hpp"
+
+extern char** environ;
+
+namespace hotkv {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr auto kRestartDelay = std::chrono::milliseconds(100);
+constexpr auto kStartsWithin = std::chrono::seconds(60);
+constexpr std::size_t kStartsMax = 8;
+// Exit codes of the daemon that another start would only repeat; see main.cpp.
+constexpr int kFirstLastingCode = 2;
+constexpr int kLastLastingCode = 4;
+
+int complain(const std::string& what) {
+  std::fprintf(stderr, "hotkvd: supervise: %s\n", what.c_str());
+  return 1;
+}
+
+// A folder that only this user enters, removed at the end.
+class PrivateFolder {
+ public:
+  PrivateFolder() {
+    std::error_code none;
+    path_ = (std::filesystem::temp_directory_path(none) / "hotkvd-XXXXXX").string();
+    if (::mkdtemp(path_.data()) == nullptr) path_.clear();
+  }
+  ~PrivateFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  PrivateFolder(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  // Empty if there is none.
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+class Supervisor {
+ public:
+  Supervisor(std::vector<std::string> arguments, std::size_t descriptors_max)
+      : arguments_(std::move(arguments)), store_(descriptors_max) {}
+
+  int run() {
+    if (folder_.path().empty()) return complain("cannot make a folder for its socket");
+    auto listening = platform::listen_for_notifications(folder_.path() + "/notify");
+    if (!listening) return complain(listening.error().message());
+    notify_ = *std::move(listening);
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : {SIGCHLD, SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+    ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+    signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!signals_) return complain("signalfd fails");
+    for (;;) {
+      if (!start()) return complain("cannot start " + arguments_.front());
+      const int status = wait_for_child();
+      if (WIFEXITED(status)) {
+        const int code = WEXITSTATUS(status);
+        if (code == 0 || (code >= kFirstLastingCode && code <= kLastLastingCode)) return code;
+      }
+      if (ending_) return 1;
+      if (is_crash_loop()) {
+        return complain("the daemon ended " + std::to_string(starts_.size()) +
+                        " times within a minute; giving up");
+      }
+      std::this_thread::sleep_for(kRestartDelay);
+    }
+  }
+
+ private:
+  bool start() {
+    std::vector<std::string> variables = store_.variables();
+    variables.push_back("NOTIFY_SOCKET=" + folder_.path() + "/notify");
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+      const std::string_view text(*variable);
+      // What an outer manager says to this process is not for its child.
+      if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("LISTEN_") &&
+          !text.starts_with("WATCHDOG_")) {
+        variables.emplace_back(text);
+      }
+    }
+    variables.emplace_back("LISTEN_PID=          ");
+    std::string& listen_pid = variables.back();
+    const auto argv = pointers(arguments_);
+    const auto envp = pointers(variables);
+    std::vector<int> kept;
+    for (const auto& each : store_.kept()) kept.push_back(each.fd.get());
+    starts_.push_back(steady_clock::now());
+    const pid_t parent = ::getpid();
+    child_ = ::fork();
+    if (child_ != 0) return child_ > 0;
+    // System calls only, from here to the end.
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(1);
+    sigset_t none;
+    sigemptyset(&none);
+    ::sigprocmask(SIG_SETMASK, &none, nullptr);
+    char* const end = listen_pid.data() + listen_pid.size();
+    *std::to_chars(end - 10, end, ::getpid()).ptr = '\0';
+    if (platform::place_kept_descriptors(kept.data(), kept.size())) {
+      ::execve("/proc/self/exe", argv.data(), envp.data());
+    }
+    ::_exit(127);
+  }
+
+  // How it ended, as waitpid() tells.
+  int wait_for_child() {
+    for (;;) {
+      std::array<pollfd, 2> entries{pollfd{.fd = signals_.get(), .events = POLLIN, .revents = 0},
+                                    pollfd{.fd = notify_.get(), .events = POLLIN, .revents = 0}};
+      (void)::poll(entries.data(), entries.size(), -1);
+      take_messages();
+      signalfd_siginfo signal{};
+      while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) {
+        if (signal.ssi_signo == SIGCHLD) continue;
+        ending_ = ending_ || signal.ssi_signo != SIGHUP;
+        ::kill(child_, static_cast<int>(signal.ssi_signo));
+      }
+      // As the first process of a container it has other people's children, too.
+      int status = 0;
+      for (pid_t ended = ::waitpid(-1, &status, WNOHANG); ended > 0;
+           ended = ::waitpid(-1, &status, WNOHANG)) {
+        if (ended != child_) continue;
+        take_messages();  // sent before it died
+        return status;
+      }
+    }
+  }
+
+  void take_messages() {
+    while (const auto message = store_.receive(notify_.get())) {
+      if (message->find("READY=1") != std::string::npos) (void)outer_.ready("supervising hotkvd");
+    }
+  }
+
+  bool is_crash_loop() {
+    const auto now = steady_clock::now();
+    while (!starts_.empty() && now - starts_.front() > kStartsWithin) starts_.pop_front();
+    return starts_.size() >= kStartsMax;
+  }
+
+  std::vector<std::string> arguments_;
+  platform::DescriptorStore store_;
+  platform::ServiceManager outer_;  // where this process has a manager itself
+  PrivateFolder folder_;
+  UniqueFd notify_;
+  UniqueFd signals_;
+  pid_t child_ = -1;
+  bool ending_ = false;
+  std::deque<steady_clock::time_point> starts_;
+};
+
+}  // namespace
+
+int supervise(std::vector<std::string> arguments, std::size_t descriptors_max) {
+  return Supervisor(std::move(arguments), descriptors_max).run();
+}
+
+}  // namespace hotkv

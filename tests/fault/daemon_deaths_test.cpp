@@ -1,0 +1,164 @@
+// The daemon as a process that dies at each store of a worker's life, in turn, and is started again
+// with what its service manager kept.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/support/kv_worker.hpp"
+#include "tests/support/sanitized.hpp"
+
+namespace hotkv::testing {
+namespace {
+
+constexpr int kStoresMax = 1000;  // far more than the script makes
+constexpr std::chrono::seconds kPatience(20);
+
+class DaemonDeaths : public ::testing::Test {
+ protected:
+  DaemonProcess daemon_{
+      {.flags = {"--max-bytes=1M", "--hugepages=off", "--chunk-tokens=16", "--session-cap=4"},
+       .program = "hotkvd_faults"}};
+  int deaths_ = 0;
+
+  // Starts it again without the fault if it has died.
+  void tend() {
+    if (!daemon_.has_ended()) return;
+    ++deaths_;
+    daemon_.kill();
+    daemon_.set_variables({});
+    daemon_.start_again();
+    ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
+  }
+
+  // Asks until the answer is not that the daemon is away.
+  template <class Ask>
+  auto insist(KvWorker& worker, Ask ask) {
+    for (;;) {
+      auto answer = ask();
+      const bool is_away = !answer && !answer.error().is_miss() &&
+                           answer.error().error().code == ErrorCode::daemon_unavailable;
+      if (!is_away) return answer;
+      EXPECT_TRUE(
+          eventually([&] { return daemon_.has_ended() || worker.client().is_connected(); }));
+      tend();
+      EXPECT_TRUE(worker.client().wait_connected(kPatience));
+      if (HasFailure()) return answer;
+    }
+  }
+
+  // What is published is there, whoever died: exactly so many tokens, every byte right.
+  void expect_published(KvWorker& worker, const std::string& session, std::uint64_t epoch,
+                        std::uint32_t tokens) {
+    const auto view = insist(worker, [&]() -> std::expected<View, Refusal> {
+      auto found = worker.client().resolve(SessionId::from(session).value(), Epoch{epoch},
+                                           TokenCount{tokens});
+      if (found) return std::move(*found);
+      if (found.error().reason == MissReason::daemon_unavailable) {
+        return std::unexpected(
+            Refusal(Error{ErrorCode::daemon_unavailable, "resolve", session, "", 0}));
+      }
+      return std::unexpected(Refusal(found.error()));
+    });
+    ASSERT_TRUE(view.has_value()) << view.error().message();
+    EXPECT_EQ(wrong_bytes(worker_recipe(), session, epoch, *view), 0U);
+  }
+
+  void append(KvWorker& worker, const std::string& session, std::uint32_t tokens) {
+    ASSERT_EQ(why(insist(worker, [&] { return worker.append(session, tokens); })), "");
+  }
+  void truncate(KvWorker& worker, const std::string& session, std::uint32_t to) {
+    // A truncate whose answer was lost may have been done: then its generation is over, and the
+    // lease is asked for again.
+    const auto outcome =
+        insist(worker, [&] { return worker.context(session).truncate(TokenCount{to}); });
+    if (outcome) return;
+    ASSERT_FALSE(outcome.error().is_miss()) << outcome.error().message();
+    ASSERT_EQ(outcome.error().error().code, ErrorCode::lease_lost) << outcome.error().message();
+    const std::uint64_t epoch = worker.context(session).epoch().value();
+    ASSERT_EQ(why(insist(worker, [&] { return worker.open(session, epoch); })), "");
+    ASSERT_EQ(why(insist(worker, [&] { return worker.context(session).truncate(TokenCount{to}); })),
+              "");
+  }
+
+  // All that changes tables: open, grants, tail copies, truncate, close, take-over, supersede,
+  // release, eviction by cap and by need of memory.
+  void live(KvWorker& worker) {
+    const auto open = [&](const std::string& session, std::uint64_t epoch) {
+      ASSERT_EQ(why(insist(worker, [&] { return worker.open(session, epoch); })), "");
+    };
+    open("a", 1);
+    append(worker, "a", 40);
+    expect_published(worker, "a", 1, 40);
+    {
+      // A pinned old generation, so that the tail is copied and a head is kept.
+      const auto held =
+          worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{40});
+      truncate(worker, "a", 20);
+      append(worker, "a", 9);
+      if (held) EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
+    }
+    expect_published(worker, "a", 1, 29);
+    open("b", 1);
+    append(worker, "b", 17);
+    worker.drop("a");
+    open("a", 1);
+    append(worker, "a", 4);
+    expect_published(worker, "a", 1, 33);
+    open("b", 2);
+    append(worker, "b", 3);
+    expect_published(worker, "b", 2, 3);
+    (void)insist(worker, [&] { return worker.context("b").release(); });
+    worker.drop("b");
+    expect_published(worker, "a", 1, 33);
+    for (int other = 0; other < 5; ++other) open("other-" + std::to_string(other), 1);
+  }
+};
+
+// Published tokens lost: 0. Contexts lost: 0.
+TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
+  ASSERT_TRUE(daemon_.wait_ready());
+  // With a sanitizer a start takes long; every store is died at without one.
+  const int stride = kIsSanitized ? 7 : 1;
+  int deaths = 0;
+  for (int store = 1; store < kStoresMax; store += stride) {
+    SCOPED_TRACE(store);
+    daemon_.kill();
+    daemon_.store().clear();
+    daemon_.set_variables({"PLANTED_FAULT=die-at-store=" + std::to_string(store)});
+    daemon_.start_again();
+    ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
+    deaths_ = 0;
+    {
+      auto client = Client::attach({.socket_path = daemon_.control_path()}, worker_recipe());
+      if (!client) {  // it died of the attach itself
+        tend();
+        client = Client::attach({.socket_path = daemon_.control_path()}, worker_recipe());
+      }
+      ASSERT_TRUE(client.has_value()) << client.error().message();
+      KvWorker worker(std::move(*client));
+      live(worker);
+      if (HasFailure()) return;
+      tend();
+      EXPECT_EQ(broken_invariant(daemon_), "");
+      const auto shard = shard_status(daemon_, "tiny");
+      EXPECT_EQ(shard.at("counters").at("contexts_ended").at("lost-in-restart"), 0);
+    }
+    ASSERT_TRUE(eventually([&] { return shard_status(daemon_, "tiny").at("clients") == 0; }));
+    EXPECT_EQ(broken_invariant(daemon_), "");
+    EXPECT_EQ(shard_status(daemon_, "tiny").at("account").at("kept_bytes"), 0);
+    deaths += deaths_;
+    if (deaths_ == 0) {
+      std::printf("%d stores, %d deaths\n", store - 1, deaths);
+      EXPECT_GE(deaths, 60 / stride);
+      return;
+    }
+    ASSERT_EQ(deaths_, 1);
+  }
+  FAIL() << "the script has no end";
+}
+
+}  // namespace
+}  // namespace hotkv::testing
