@@ -395,6 +395,7 @@ void write_across(const Operation& operation, const Schedule& schedule) {
       SteppedClient::end_step();
       // As the library: from where it found the length, if the grant reaches so far.
       if (view && view->length == TokenCount{20}) {
+        ASSERT_EQ(view->chunks.size(), 2u);
         world.holder.write("a", 1, *view, 20, 24, 7);  // plain stores nobody can fence off
         SteppedClient::end_step();
         acknowledged = world.holder.publish(*view, 20, 24);
