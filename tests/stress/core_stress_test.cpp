@@ -159,10 +159,15 @@ class CoreStress {
     if (hold_ == Hold::too_short) pin.reset();
     const auto first = look(*session, epoch, *view);
     const std::uint64_t seen_at = steps_.load(std::memory_order_relaxed);
+    // Relaxed: waiting must not order the second look behind what others have stored.
+    const auto has_ended = [&] {
+      const std::uint64_t bits = record.head.load(std::memory_order_relaxed);
+      return HeadWord::from_bits(bits).generation != head.generation &&
+             steps_.load(std::memory_order_relaxed) >= seen_at + 40;
+    };
     do {
       std::this_thread::yield();
-    } while (outlives && (load_head(record.head).generation == head.generation ||
-                          steps_.load(std::memory_order_relaxed) < seen_at + 40));
+    } while (outlives && !has_ended());
     if (outlives) ++outlived_;
     const auto again = look(*session, epoch, *view);
     torn_ += std::ranges::count(first, kTorn) + (first == again ? 0 : 1);
@@ -241,11 +246,14 @@ TEST(CoreStress, WhatReadersHavePinnedStaysAsItIsWhateverTheCoreDoes) {
   EXPECT_GT(report.ended, 10u);
 }
 
+// Nearly always seen in the first round.
+constexpr int kRoundsMax = 30;
+
 #if defined(__SANITIZE_THREAD__)
 TEST(CoreStressDeathTest, TheThreadSanitizerSeesAClaimThatEndsTooSoon) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto let_go_too_soon = [] {
-    CoreStress(Hold::too_short).run(300);
+    for (int i = 0; i < kRoundsMax; ++i) CoreStress(Hold::too_short).run(300);
     std::exit(0);  // the sanitizer turns this into its own exit code if it has seen a race
   };
   EXPECT_EXIT(
@@ -253,8 +261,11 @@ TEST(CoreStressDeathTest, TheThreadSanitizerSeesAClaimThatEndsTooSoon) {
 }
 #else
 TEST(CoreStress, AClaimThatEndsTooSoonIsSeenByTheReaders) {
-  const Report report = CoreStress(Hold::too_short).run(300);
-  EXPECT_GT(report.torn, 0u) << "the check above could not fail";
+  std::uint64_t torn = 0;
+  for (int i = 0; i < kRoundsMax && torn == 0; ++i) {
+    torn = CoreStress(Hold::too_short).run(300).torn;
+  }
+  EXPECT_GT(torn, 0u) << "the check above could not fail";
 }
 #endif
 
