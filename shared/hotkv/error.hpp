@@ -45,8 +45,7 @@ enum class ErrorCode : std::uint32_t {
 };
 
 // Size of an array that is indexed by the number of a code; index 0 is none's.
-inline constexpr std::size_t kErrorCodes =
-    static_cast<std::size_t>(ErrorCode::shard_replaced) + 1;
+inline constexpr std::size_t kErrorCodes = static_cast<std::size_t>(ErrorCode::shard_replaced) + 1;
 
 // The stable text of a code, as logs, metrics and JSON show it: "budget-exceeded".
 [[nodiscard]] std::string_view to_string(ErrorCode code);

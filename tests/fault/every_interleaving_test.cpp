@@ -1,15 +1,31 @@
-// A reader's three steps and a writer's publish, put before every store of every daemon operation,
-// on the real code of both sides. The daemon is one thread and its stores are the only moments at
-// which anybody can tell that time has passed, so these are all interleavings of one client with
-// it.
+// A reader's and a writer's steps, put before every store of every daemon operation, on the real
+// code of both sides: PinWords, confirm_pin and publish, Core and all below it. A client's step is
+// one access to a shared word, a plain store to a chunk, or such of which nobody can tell the
+// order. The daemon is one thread; its stores, and the moment between an operation and the sweep
+// after it, are when others can tell that time has passed.
+//
+// It can fail. Each of these alone makes it fail:
+//
+//   the claim after confirm_pin
+//   confirm_pin: without the head's or the length's generation, or with the head before the length
+//   Shard::end_generation: the length loaded and stored in two steps instead of exchanged
+//   Shard::end_generation: without keep(); Shard::needs_tail_copy: return false
+//   Shard::sweep: kept heads let go without a look at the pins
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <semaphore>
+#include <set>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "client/library/pin_words.hpp"
+#include "shared/fault_point.hpp"
 #include "shared/session_hash.hpp"
 #include "tests/support/core_harness.hpp"
 
@@ -56,6 +72,7 @@ struct World {
   CoreHarness h;
   CoreClient holder, other, reader;
   SlotIndex slot;
+  std::function<void()> moment = [] {};  // others can come between, though nothing is stored
 };
 
 struct Operation {
@@ -73,6 +90,24 @@ std::vector<Operation> operations() {
       {"truncate",
        [](World& w) { (void)w.holder.truncate("a", 1, 10); },
        {kTwenty, written(10, 1)}},
+      {"truncate, and the sweep later",
+       [](World& w) {
+         const auto at = w.holder.grant("a", 1, 20);
+         (void)w.h.core->truncate(w.holder.client, id("a"), Epoch{1}, at->generation,
+                                  TokenCount{20}, TokenCount{10});
+         w.moment();
+         w.h.core->end_message(w.holder.client.shard);
+         w.moment();
+       },
+       {kTwenty, written(10, 1)}},
+      {"release, and the sweep later",
+       [](World& w) {
+         (void)w.h.core->release(w.holder.client, id("a"), Epoch{1}, Generation{0}, SlotIndex{0});
+         w.moment();
+         w.h.core->end_message(w.holder.client.shard);
+         w.moment();
+       },
+       {kTwenty}},
       {"truncate, then append to the same length",
        [](World& w) {
          (void)w.holder.truncate("a", 1, 10);
@@ -127,96 +162,188 @@ std::vector<Operation> operations() {
   };
 }
 
-std::uint64_t count_stores(const Operation& operation) {
-  World world;
-  std::uint64_t stores = 0;
-  world.h.core->set_store_probe([&] { ++stores; });
-  operation.run(world);
-  return stores;
-}
-
-// The read path by hand, one step a call: what resolve does between its fault points.
-class SteppedReader {
- public:
-  explicit SteppedReader(World& world)
-      : world_(world), tables_(world.h.tables(world.reader.client.shard)) {}
-
-  void load_head_and_identity() {
-    const SlotRecord& record = tables_.slot(world_.slot);
-    head_ = load_head(record.head);
-    found_ = !head_.tip.is_free() && slot_has_session(record, id("a")) &&
-             record.epoch.load(std::memory_order_acquire) == 1;
-  }
-  void claim() {
-    if (!found_) return;
-    ClientPage& page = tables_.untrusted_page(world_.reader.client.page);
-    page.high_water.store(1);
-    ASSERT_TRUE(claim_pin(page.pins[0], {world_.slot, head_.generation}));
-  }
-  void confirm() {
-    if (!found_) return;
-    const auto snapshot = confirm_pin(tables_.slot(world_.slot).head,
-                                      tables_.length_word(world_.slot), head_.generation);
-    if (!snapshot) {
-      unpin(tables_.untrusted_page(world_.reader.client.page).pins[0]);
-      return;
-    }
-    view_ = CoreView{world_.reader.client.shard, 0, world_.slot, head_.generation,
-                     snapshot->length,           {}};
-    for (Tip tip = snapshot->tip; tip.is_chunk();) {
-      view_->chunks.push_back(tip.chunk());
-      const auto word = ChunkWord::from_bits(tables_.chunk_word(tip.chunk()).load());
-      tip = word.previous ? Tip::at(*word.previous) : Tip::empty();
-    }
-    std::ranges::reverse(view_->chunks);
-  }
-  // Which of `allowed` the view shows; -1: none of them, whole. Only if there is a view.
-  [[nodiscard]] int shown(const std::vector<Versions>& allowed) const {
-    for (std::size_t i = 0; i < allowed.size(); ++i) {
-      if (view_->length.value() == allowed[i].size() &&
-          world_.reader.wrong_bytes("a", 1, *view_, allowed[i]) == 0) {
-        return static_cast<int>(i);
-      }
-    }
-    return -1;
-  }
-  [[nodiscard]] bool has_view() const { return view_.has_value(); }
-
- private:
-  World& world_;
-  core::ShardTables tables_;
-  HeadWord head_;
-  bool found_ = false;
-  std::optional<CoreView> view_;
-};
-
-// Runs the operation with the reader's steps before stores number i, j and k.
-void read_across(const Operation& operation, std::uint64_t i, std::uint64_t j, std::uint64_t k) {
-  SCOPED_TRACE(operation.name + " steps at stores " + std::to_string(i) + ", " + std::to_string(j) +
-               ", " + std::to_string(k));
-  World world;
-  SteppedReader reader(world);
-  int first_shown = -2;
-  std::uint64_t store = 0;
-  const auto step = [&] {
-    if (store == i) reader.load_head_and_identity();
-    if (store == j) reader.claim();
-    if (store == k) {
-      reader.confirm();
-      if (reader.has_view()) {
-        first_shown = reader.shown(operation.may_read);
-        EXPECT_NE(first_shown, -1) << "torn, stale or foreign bytes";
-      }
-    }
-    ++store;
-  };
-  world.h.core->set_store_probe(step);
+// Runs the operation with `moment` before each of its stores. How many moments there were.
+std::uint64_t run_with(World& world, const Operation& operation,
+                       const std::function<void(std::uint64_t)>& moment) {
+  std::uint64_t moments = 0;
+  world.moment = [&] { moment(moments++); };
+  world.h.core->set_store_probe(world.moment);
   operation.run(world);
   world.h.core->set_store_probe({});
-  while (store <= k) step();  // the steps after the last store
+  world.moment = [] {};
+  return moments;
+}
+
+std::uint64_t count_moments(const Operation& operation) {
+  World world;
+  return run_with(world, operation, [](std::uint64_t) {});
+}
+
+// A client on a thread of its own that takes one step at a time, when it is told to: one of them
+// runs, the daemon or the client.
+class SteppedClient {
+ public:
+  explicit SteppedClient(std::function<void()> body)
+      : thread_([this, body = std::move(body)] {
+          current = this;
+          go_.acquire();
+          body();
+          done_ = true;
+          stopped_.release();
+        }) {
+    fault_handler = [](std::string_view point) {
+      if (current != nullptr && point == "confirm-pin.between-length-and-head") end_step();
+    };
+  }
+  SteppedClient(const SteppedClient&) = delete;
+  SteppedClient& operator=(const SteppedClient&) = delete;
+  ~SteppedClient() {
+    while (!done_) step();
+    thread_.join();
+    fault_handler = nullptr;
+  }
+  void step() {
+    if (done_) return;
+    go_.release();
+    stopped_.acquire();
+  }
+  // In the body: the rest comes with the next step.
+  static void end_step() {
+    SteppedClient& self = *current;
+    self.stopped_.release();
+    self.go_.acquire();
+  }
+
+ private:
+  static inline thread_local SteppedClient* current = nullptr;
+  std::binary_semaphore go_{0}, stopped_{0};
+  bool done_ = false;
+  std::jthread thread_;
+};
+
+// The moments of a client's steps, in order; moment number `moments` is after the last store.
+using Schedule = std::vector<std::uint64_t>;
+
+// Every schedule of `steps` steps from `first` to `last`.
+void add_all(Schedule begun, std::size_t steps, std::uint64_t first, std::uint64_t last,
+             std::set<Schedule>& all) {
+  if (begun.size() == steps) {
+    all.insert(std::move(begun));
+    return;
+  }
+  for (std::uint64_t next = first; next <= last; ++next) {
+    Schedule longer = begun;
+    longer.push_back(next);
+    add_all(std::move(longer), steps, next, last, all);
+  }
+}
+
+// All of them where they are few. Else all within a few stores, and all that stop once, anywhere,
+// for any time.
+std::set<Schedule> schedules_of(std::uint64_t moments, std::size_t steps) {
+  constexpr std::uint64_t kSchedulesMax = 3000;
+  constexpr std::uint64_t kFewMoments = 20;
+  const std::uint64_t window = steps <= 4 ? 3 : 2;
+  double count = 1;
+  for (std::size_t i = 1; i <= steps; ++i) {
+    count *= static_cast<double>(moments + i) / static_cast<double>(i);
+  }
+  std::set<Schedule> schedules;
+  if (count <= kSchedulesMax) {
+    add_all({}, steps, 0, moments, schedules);
+    return schedules;
+  }
+  const std::uint64_t stride = moments <= kFewMoments ? 1 : 4;
+  for (std::uint64_t i = 0; i <= moments; ++i) {
+    add_all({i}, steps, i, std::min(moments, i + window), schedules);
+    for (std::uint64_t j = i; j <= moments; j += stride) {
+      for (std::size_t before = 1; before < steps; ++before) {
+        Schedule stops_once(steps, j);
+        std::fill_n(stops_once.begin(), before, i);
+        schedules.insert(std::move(stops_once));
+      }
+    }
+  }
+  return schedules;
+}
+
+std::string text_of(const Schedule& schedule) {
+  std::string text = " steps at";
+  for (const std::uint64_t moment : schedule) text += ' ' + std::to_string(moment);
+  return text;
+}
+
+// Runs the operation with the client's steps at their moments.
+void run_across(World& world, const Operation& operation, const Schedule& schedule,
+                SteppedClient& client) {
+  std::size_t taken = 0;
+  const auto take_steps = [&](std::uint64_t moment) {
+    for (; taken < schedule.size() && schedule[taken] == moment; ++taken) client.step();
+  };
+  const std::uint64_t moments = run_with(world, operation, take_steps);
+  for (std::uint64_t moment = moments; taken < schedule.size(); ++moment) take_steps(moment);
+}
+
+std::optional<CoreView> view_of(const World& world, const CoreClient& client, std::uint32_t pin,
+                                Generation generation) {
+  const auto tables = world.h.tables(client.client.shard);
+  const auto snapshot =
+      confirm_pin(tables.slot(world.slot).head, tables.length_word(world.slot), generation);
+  if (!snapshot) return std::nullopt;
+  CoreView view{client.client.shard, pin, world.slot, generation, snapshot->length, {}};
+  for (Tip tip = snapshot->tip; tip.is_chunk();) {
+    view.chunks.push_back(tip.chunk());
+    const auto word = ChunkWord::from_bits(tables.chunk_word(tip.chunk()).load());
+    tip = word.previous ? Tip::at(*word.previous) : Tip::empty();
+  }
+  std::ranges::reverse(view.chunks);
+  return view;
+}
+
+// Which of `allowed` the view shows; -1: none of them, whole.
+int shown(const CoreClient& client, const std::string& session, std::uint64_t epoch,
+          const CoreView& view, const std::vector<Versions>& allowed) {
+  for (std::size_t i = 0; i < allowed.size(); ++i) {
+    if (view.length.value() == allowed[i].size() && view.chunks.size() * 16 >= allowed[i].size() &&
+        client.wrong_bytes(session, epoch, view, allowed[i]) == 0) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Head and identity | claim | length | head, and a look.
+constexpr std::size_t kReadersSteps = 4;
+
+void read_across(const Operation& operation, const Schedule& schedule) {
+  SCOPED_TRACE(operation.name + text_of(schedule));
+  World world;
+  const auto tables = world.h.tables(world.reader.client.shard);
+  client::PinWords pins(tables.untrusted_page(world.reader.client.page));
+  std::optional<CoreView> view;
+  int first_shown = -2;
+  {
+    SteppedClient reader([&] {
+      const SlotRecord& record = tables.slot(world.slot);
+      const HeadWord head = load_head(record.head);
+      if (head.tip.is_free() || !slot_has_session(record, id("a")) ||
+          record.epoch.load(std::memory_order_acquire) != 1) {
+        return;
+      }
+      SteppedClient::end_step();
+      const auto word = pins.claim({world.slot, head.generation});
+      SteppedClient::end_step();
+      view = view_of(world, world.reader, *word, head.generation);
+      if (!view) return pins.unpin(*word);
+      first_shown = shown(world.reader, "a", 1, *view, operation.may_read);
+    });
+    run_across(world, operation, schedule, reader);
+  }
   world.reuse_memory();
-  if (reader.has_view()) {
-    EXPECT_EQ(reader.shown(operation.may_read), first_shown) << "pinned bytes changed";
+  if (view) {
+    EXPECT_NE(first_shown, -1) << "torn, stale or foreign bytes";
+    EXPECT_EQ(shown(world.reader, "a", 1, *view, operation.may_read), first_shown)
+        << "pinned bytes changed";
   }
   EXPECT_EQ(world.h.core->verify(), std::nullopt);
 }
@@ -227,63 +354,78 @@ class EveryInterleaving : public ::testing::TestWithParam<std::size_t> {
 };
 
 TEST_P(EveryInterleaving, OfAReader) {
-  // All three steps within a window of stores, and a claim long before its check.
-  constexpr std::uint64_t kWindow = 6;
-  const std::uint64_t stores = count_stores(operation);
-  ASSERT_GT(stores, 4u);
-  for (std::uint64_t i = 0; i <= stores && !HasFailure(); ++i) {
-    for (std::uint64_t j = i; j <= std::min(stores, i + kWindow); ++j) {
-      for (std::uint64_t k = j; k <= std::min(stores, j + kWindow); ++k) {
-        read_across(operation, i, j, k);
-      }
-    }
-    for (std::uint64_t k = i; k <= stores; k += 3) {
-      read_across(operation, i, i, k);
-      read_across(operation, i, k, k);
-    }
+  const std::uint64_t moments = count_moments(operation);
+  ASSERT_GT(moments, 4u);
+  for (const Schedule& schedule : schedules_of(moments, kReadersSteps)) {
+    read_across(operation, schedule);
+    if (HasFailure()) return;
   }
 }
 
-TEST_P(EveryInterleaving, OfAPublish) {
-  const std::uint64_t stores = count_stores(operation);
-  for (std::uint64_t i = 0; i <= stores && !HasFailure(); ++i) {
-    SCOPED_TRACE(operation.name + " publish before store " + std::to_string(i));
-    World world;
-    const auto granted = world.holder.grant("a", 1, 24);
-    ASSERT_TRUE(granted.has_value());
-    const auto writer = world.holder.pin_for_writing(*granted);
-    ASSERT_TRUE(writer.has_value());
-    std::optional<bool> acknowledged;
-    std::uint64_t store = 0;
-    const auto step = [&] {
-      if (store++ != i) return;
-      world.holder.write("a", 1, *writer, 20, 24, 7);  // plain stores nobody can fence off
-      acknowledged = world.holder.publish(*writer, 20, 24);
-    };
-    world.h.core->set_store_probe(step);
-    operation.run(world);
-    world.h.core->set_store_probe({});
-    if (!acknowledged) step();
-    world.holder.write("a", 1, *writer, 20, 24, 8);  // and once more, much too late
-    world.reuse_memory();
-    EXPECT_EQ(world.h.core->verify(), std::nullopt);
-    // Never acknowledged and lost: whoever goes on from what is published goes on from these, too.
-    if (operation.keeps_published && *acknowledged && store > i + 1) {
-      const auto now =
-          world.h.core->explain(world.other.client, id("a"), Epoch{1}, small_recipe().fingerprint(),
-                                TokenCount{0}, LengthMatch::any);
-      if (now) {
-        EXPECT_GE(now->length, TokenCount{24});
+// Claim | length | head | stores to the chunk | publish | unpin.
+constexpr std::size_t kWritersSteps = 6;
+
+// Everybody's published bytes are their own and whole, whatever the late writer stored.
+void expect_whole(World& world, const std::vector<Versions>& allowed) {
+  for (const auto& context : world.h.core->contexts()) {
+    const std::string session(context.session.bytes());
+    const std::uint64_t epoch = context.epoch.value();
+    auto with_own = allowed;
+    if (session == "reuse") with_own.push_back(Versions(context.length.value(), 9));
+    const auto view = world.other.resolve(session, epoch, context.length.value());
+    ASSERT_TRUE(view.has_value()) << session;
+    EXPECT_NE(shown(world.other, session, epoch, *view, with_own), -1) << session << ' ' << epoch;
+    world.other.unpin(*view);
+  }
+}
+
+void write_across(const Operation& operation, const Schedule& schedule) {
+  SCOPED_TRACE(operation.name + text_of(schedule));
+  World world;
+  const auto granted = world.holder.grant("a", 1, 24);
+  ASSERT_TRUE(granted.has_value());
+  client::PinWords pins(
+      world.h.tables(world.holder.client.shard).untrusted_page(world.holder.client.page));
+  bool acknowledged = false;
+  {
+    SteppedClient writer([&] {
+      const auto word = pins.claim({granted->slot, granted->generation});
+      SteppedClient::end_step();
+      const auto view = view_of(world, world.holder, *word, granted->generation);
+      SteppedClient::end_step();
+      // As the library: from where it found the length, if the grant reaches so far.
+      if (view && view->length == TokenCount{20}) {
+        ASSERT_EQ(view->chunks.size(), 2u);
+        world.holder.write("a", 1, *view, 20, 24, 7);  // plain stores nobody can fence off
+        SteppedClient::end_step();
+        acknowledged = world.holder.publish(*view, 20, 24);
+        SteppedClient::end_step();
       }
-    }
-    // Everybody else's bytes are their own, whatever the late writer stored.
-    for (const auto& context : world.h.core->contexts()) {
-      if (context.session != id("reuse")) continue;
-      auto view = world.other.resolve("reuse", 1, context.length.value());
-      ASSERT_TRUE(view.has_value());
-      EXPECT_EQ(world.other.wrong_bytes("reuse", 1, *view, Versions(context.length.value(), 9)),
-                0u);
-    }
+      pins.unpin(*word);
+    });
+    run_across(world, operation, schedule, writer);
+  }
+  std::vector<Versions> allowed;
+  for (const Versions& versions : operation.may_read) {
+    // Never acknowledged and lost: whoever goes on from what is published goes on from these, too.
+    if (!acknowledged || !operation.keeps_published) allowed.push_back(versions);
+    if (!acknowledged || versions.size() < 20) continue;
+    Versions more = written(4, 7, Versions(versions.begin(), versions.begin() + 20));
+    more.insert(more.end(), versions.begin() + 20, versions.end());
+    allowed.push_back(more);
+  }
+  allowed.push_back(written(20, 2));
+  allowed.push_back(written(20, 5));
+  expect_whole(world, allowed);
+  world.reuse_memory();
+  expect_whole(world, allowed);
+  EXPECT_EQ(world.h.core->verify(), std::nullopt);
+}
+
+TEST_P(EveryInterleaving, OfAWriter) {
+  for (const Schedule& schedule : schedules_of(count_moments(operation), kWritersSteps)) {
+    write_across(operation, schedule);
+    if (HasFailure()) return;
   }
 }
 

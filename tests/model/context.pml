@@ -6,7 +6,24 @@
    What the daemon does runs inside its caller under `daemon_busy`: the daemon is one thread and the
    caller waits for the reply. It is NOT atomic against readers and writers, who use memory only.
    One 64-bit word is two bytes here that are read and written in one atomic step. Sequential
-   consistency is assumed; memory orders are argued in shared/words.hpp.
+   consistency is assumed; weak_memory.pml is about the rest. Chains that share more, and more generations,
+   are in shared_prefix.pml.
+
+     step              code
+     enter_daemon      one message: Core::append, truncate, open; the sweep is Core::end_message
+     needs_tail_copy   Shard::needs_tail_copy; the copy is Shard::copy_tail, one chunk more Shard::link
+     end_generation    Shard::end_generation: KeptHeads::keep, exchange_length, StoreGate::store_head
+     take_over         Shard::cut_off_writers: the loop around its compare-and-swap ends with one that
+                       returns what it replaced, an exchange of the generation alone
+     sweep_kept_heads  Shard::sweep: PageTable::scan_pins reads all pin words, then KeptHeads::drop_if
+     drop_owner        ChunkPool::unref
+     pin, confirm_pin  PinWords::claim and confirm_pin (shared/words.hpp), in Attachment::look for the
+                       reader, HeldContext::try_append for writers
+     publish           Writer::publish
+
+   A higher epoch (W2's first way) is Shard::retire and Shard::open in one message there: two generations,
+   of which nobody can pin the one between, for its head is free. Here they are one, and slot_reuse.pml
+   has the two.
 
    Each flag makes one tempting mistake, and the check then has to fail:
      NOWPIN     a writer does not pin what it writes
@@ -43,6 +60,7 @@ byte data[10];
 byte head_generation = 1, head_tip = 0;             /* the head word */
 byte length_generation = 1, length_tokens = 0;      /* the length word */
 byte pin_reader = 0, pin_w1 = 0, pin_w2 = 0;        /* the pin words; 0 claims nothing */
+byte base_tip = 0;                                  /* the tip that this generation began with */
 byte kept_generation[KEPT_MAX], kept_tip[KEPT_MAX]; /* the kept heads; generation 0 is unused */
 byte holder = 1;                                    /* the writer with the lease */
 byte published = 0;                                 /* the length that a writer was told it has */
@@ -77,32 +95,40 @@ inline drop_owner(first) {
 }
 
 inline add_kept_head() {
-  i = 0;
-  do :: i < KEPT_MAX && kept_generation[i] != 0 -> i++ :: else -> break od;
-  assert(i < KEPT_MAX);
-  kept_generation[i] = head_generation; kept_tip[i] = head_tip
+  if
+  :: head_tip != 0 ->
+     i = 0;
+     do :: i < KEPT_MAX && kept_generation[i] != 0 -> i++ :: else -> break od;
+     assert(i < KEPT_MAX);
+     kept_generation[i] = head_generation; kept_tip[i] = head_tip
+  :: else
+  fi
 }
 
-/* Pin words are read one by one, kept heads nobody pins are let go. */
+/* All pin words are read, one by one, and then kept heads go that none of them named. */
 inline sweep_kept_heads() {
-  i = 0;
-  do
-  :: i < KEPT_MAX ->
-     if
-     :: kept_generation[i] != 0 ->
-        is_pinned = 0;
-        if :: pin_reader == kept_generation[i] -> is_pinned = 1 :: else fi;
-        if :: pin_w1 == kept_generation[i] -> is_pinned = 1 :: else fi;
-        if :: pin_w2 == kept_generation[i] -> is_pinned = 1 :: else fi;
-        if
-        :: !is_pinned -> atomic { drop_owner(kept_tip[i]); kept_generation[i] = 0; kept_tip[i] = 0 }
-        :: else
-        fi
-     :: else
-     fi;
-     i++
-  :: else -> break
-  od
+  if
+  :: kept_generation[0] + kept_generation[1] + kept_generation[2] + kept_generation[3] != 0 ->
+     seen[0] = pin_reader;
+     seen[1] = pin_w1;
+     atomic {
+       seen[2] = pin_w2;
+       i = 0;
+       do
+       :: i < KEPT_MAX ->
+          if
+          :: kept_generation[i] != 0 && seen[0] != kept_generation[i] && seen[1] != kept_generation[i] &&
+             seen[2] != kept_generation[i] ->
+             drop_owner(kept_tip[i]); kept_generation[i] = 0; kept_tip[i] = 0
+          :: else
+          fi;
+          i++
+       :: else -> break
+       od;
+       seen[0] = 0; seen[1] = 0; seen[2] = 0
+     }
+  :: else
+  fi
 }
 
 inline store_head(next_tip) {
@@ -128,7 +154,7 @@ inline find_ancestor(tokens) {
 /* The end of a generation: kept head, length, head, sweep. */
 inline end_generation(next_tip, next_length) {
   atomic { add_kept_head(); if :: next_tip != 0 -> owners[next_tip]++ :: else fi }
-  atomic { length_generation = head_generation + 1; length_tokens = next_length }
+  atomic { length_generation = head_generation + 1; length_tokens = next_length; base_tip = next_tip }
   store_head(next_tip);
   sweep_kept_heads()
 }
@@ -148,14 +174,14 @@ inline take_over() {
 #else
   find_ancestor(length);
 #endif
-  atomic { if :: tip != 0 -> owners[tip]++ :: else fi }
+  atomic { if :: tip != 0 -> owners[tip]++ :: else fi; base_tip = tip }
   store_head(tip);
   sweep_kept_heads()
 }
 #else
 inline end_generation(next_tip, next_length) {
   atomic { length_generation = head_generation + 1; length_tokens = next_length }
-  atomic { at = head_tip; head_generation = head_generation + 1; head_tip = next_tip }
+  atomic { at = head_tip; head_generation = head_generation + 1; head_tip = next_tip; base_tip = next_tip }
   is_pinned = 0;
   if :: pin_reader == head_generation - 1 -> is_pinned = 1 :: else fi;
   if :: pin_w1 == head_generation - 1 -> is_pinned = 1 :: else fi;
@@ -189,6 +215,10 @@ inline take_over() { length = length_tokens; tip = head_tip; end_generation(tip,
 
 inline truncate_to(tokens) { find_ancestor(tokens); end_generation(tip, tokens) }
 
+/* Only the chunk at which the generation began can have two owners. */
+#define NEEDS_TAIL_COPY (length_tokens % CHUNK_TOKENS != 0 && base_tip != 0 && \
+  ordinal[base_tip] == length_tokens / CHUNK_TOKENS && owners[base_tip] > 1)
+
 /* Makes one more token writable, or not (is_ok). */
 inline grant(me) {
   is_ok = 0; copy_from = 0;
@@ -196,15 +226,15 @@ inline grant(me) {
   :: holder != me || length_generation != head_generation
   :: else ->
      if
-     :: length_tokens % CHUNK_TOKENS != 0 && owners[head_tip] > 1 ->   /* a shared tail: copy it */
+     :: NEEDS_TAIL_COPY ->
         take_chunk(chunk);
         if
         :: chunk != 0 ->
-           previous[chunk] = previous[head_tip]; ordinal[chunk] = ordinal[head_tip];
+           previous[chunk] = previous[base_tip]; ordinal[chunk] = ordinal[base_tip];
 #ifdef LIBCOW
-           copy_from = head_tip;
+           copy_from = base_tip;
 #else
-           data[chunk * 2] = data[head_tip * 2];
+           data[chunk * 2] = data[base_tip * 2];
 #endif
            if :: previous[chunk] != 0 -> owners[previous[chunk]]++ :: else fi;
            end_generation(chunk, length_tokens);
@@ -212,8 +242,8 @@ inline grant(me) {
            is_ok = 1
         :: else
         fi
-     :: length_tokens % CHUNK_TOKENS != 0 && owners[head_tip] <= 1 -> is_ok = 1
-     :: else ->
+     :: length_tokens % CHUNK_TOKENS != 0 && !NEEDS_TAIL_COPY -> is_ok = 1
+     :: length_tokens % CHUNK_TOKENS == 0 ->
         if
         :: head_tip != 0 && ordinal[head_tip] >= length_tokens / CHUNK_TOKENS -> is_ok = 1
         :: else ->
@@ -276,7 +306,7 @@ inline append(me, my_pin, mark) {
 }
 
 active proctype W1() {
-  byte count = 0, generation, length, at, chunk, tip, i, copy_from;
+  byte count = 0, generation, length, at, chunk, tip, i, copy_from, seen[3];
   bit is_ok, is_pinned;
   do
   :: count < APPENDS ->
@@ -296,7 +326,7 @@ active proctype W1() {
 }
 
 active proctype W2() {
-  byte generation, length, at, chunk, tip, i, copy_from;
+  byte generation, length, at, chunk, tip, i, copy_from, seen[3];
   bit is_ok, is_pinned;
   enter_daemon();
   if

@@ -26,7 +26,8 @@ void Model::step(std::uint64_t number) {
     session = "s" + std::to_string(below(kSessions));
   }
   std::uint32_t client = below(kClientsOfAShard);
-  if (const auto& live = shard.sessions[session].live; live && live->holder && below(4) != 0) {
+  if (const auto& live = shard.sessions[session].live;
+      live && live->holder && *live->holder < kStrandedFirst && below(4) != 0) {
     client = *live->holder;
   }
   const std::uint32_t dice = below(100);
@@ -58,17 +59,29 @@ void Model::step(std::uint64_t number) {
     tick();
   } else if (dice < 95) {
     look();
-  } else {
+  } else if (dice < 99) {
     explain(shard, client, session);
+  } else if (below(2) == 0) {
+    restart();
+  } else if (!shard.stranded.empty()) {
+    end_stranded(shard, below(shard.stranded.size()));
   }
   check();
+}
+
+void Model::note(const char* operation, const Refusal& refusal) {
+  const std::string_view why =
+      refusal.is_miss() ? to_string(refusal.miss().reason) : to_string(refusal.error().code);
+  note(std::string(operation) + ": " + std::string(why));
 }
 
 void Model::open(Shard& shard, std::uint32_t client, const std::string& name, int raise) {
   Session& session = shard.sessions[name];
   const std::uint64_t known = session.epoch.value_or(5);
   const std::uint64_t epoch = known + static_cast<std::uint64_t>(raise);
+  const auto before = generation_of(shard, name);
   const auto outcome = shard.clients[client]->open(name, epoch);
+  if (!outcome) note("open", outcome.error());
   if (session.epoch && epoch < *session.epoch) {
     ASSERT_FALSE(outcome.has_value());
     ASSERT_TRUE(outcome.error().is(ErrorCode::stale_epoch));
@@ -76,8 +89,8 @@ void Model::open(Shard& shard, std::uint32_t client, const std::string& name, in
   }
   auto& live = session.live;
   const bool same = live && live->epoch == epoch;
-  if (same && live->holder && *live->holder != client) {
-    // Every client is connected here: who hangs up is replaced and its leases are free.
+  if (same && live->holder && *live->holder < kStrandedFirst && *live->holder != client) {
+    // These are connected: who hangs up is replaced and its leases are free.
     ASSERT_FALSE(outcome.has_value());
     ASSERT_TRUE(outcome.error().is(ErrorCode::session_busy)) << outcome.error().message();
     return;
@@ -88,10 +101,16 @@ void Model::open(Shard& shard, std::uint32_t client, const std::string& name, in
     return;
   }
   if (same) {
+    const bool taken_over = live->holder && *live->holder != client;
+    note(taken_over ? "open: taken over" : "open: leased again");
+    if (taken_over) {
+      ASSERT_TRUE(before && outcome->generation > *before);
+    }
     live->holder = client;
     ASSERT_EQ(outcome->length.value(), live->versions.size());
     return;
   }
+  note(live ? "open: superseded" : "open: made");
   live = Context{epoch, {}, client};
   session.epoch = epoch;
   session.ended.reset();
@@ -100,6 +119,12 @@ void Model::open(Shard& shard, std::uint32_t client, const std::string& name, in
 
 void Model::append(Shard& shard, std::uint32_t client, const std::string& name) {
   Session& session = shard.sessions[name];
+  // Mostly as its holder: what is only ever refused shows little.
+  const bool holds = session.live && session.live->holder == client;
+  if (!holds && below(4) != 0) {
+    open(shard, client, name, 0);
+    check();
+  }
   if (!session.epoch) return;
   const std::uint64_t epoch = *session.epoch;
   const std::uint32_t length =
@@ -110,6 +135,7 @@ void Model::append(Shard& shard, std::uint32_t client, const std::string& name) 
                                 TokenCount{length + asked.tokens});
   h_.core->end_message(shard.id);
   if (const auto* refusal = std::get_if<Refusal>(&answer)) {
+    note("append", *refusal);
     check_refusal(session, client, *refusal);
     return;
   }
@@ -117,6 +143,7 @@ void Model::append(Shard& shard, std::uint32_t client, const std::string& name) 
   note_endings();
   ASSERT_TRUE(session.live.has_value()) << "evicted for its own append";
   if (const auto* waiting = std::get_if<core::Waiting>(&answer)) {
+    note("append: waits");
     waiting_.emplace(waiting->ticket, asked);
     ++waits_;
   } else {
@@ -152,10 +179,11 @@ void Model::publish(const Append& granted, const core::Position& position) {
   }
   const std::uint32_t published = below(4) == 0 ? from + below(to - from + 1) : to;
   ASSERT_TRUE(client.publish(*writer, from, published));
+  note(published == from ? "publish: no token" : "publish: tokens");
   context.versions.resize(published, version);
   if (below(3) == 0) {  // the writer goes on holding its pin, as an asynchronous copy would
-    hold(
-        {granted.shard, granted.client, *writer, granted.session, granted.epoch, context.versions});
+    note("publish: the writer's pin is held");
+    hold({granted.shard, &client, *writer, granted.session, granted.epoch, context.versions});
   } else {
     client.unpin(*writer);
   }
@@ -170,12 +198,14 @@ void Model::pin(Shard& shard, std::uint32_t client, const std::string& name) {
   const auto view = shard.clients[client]->resolve(name, epoch, length);
   if (!session.live) {
     ASSERT_FALSE(view.has_value());
+    note("resolve", view.error());
     check_miss(session, view.error());
     return;
   }
   ASSERT_TRUE(view.has_value()) << view.error().message();
   ++hits_;
-  hold({&shard, client, *view, name, epoch, session.live->versions});
+  note("resolve: hit");
+  hold({&shard, shard.clients[client].get(), *view, name, epoch, session.live->versions});
 }
 
 void Model::check_miss(const Session& session, const Refusal& refusal) {
@@ -211,7 +241,8 @@ void Model::unpin() {
   const std::uint32_t which = below(pins_.size());
   const Pinned& pinned = pins_[which];
   const core::ShardId shard = pinned.shard->id;
-  pinned.shard->clients[pinned.client]->unpin(pinned.view);
+  pinned.client->unpin(pinned.view);
+  note("unpin: done");
   pins_.erase(pins_.begin() + which);
   if (below(2) == 0) h_.core->end_message(shard);
 }
@@ -223,8 +254,10 @@ void Model::truncate(Shard& shard, std::uint32_t client, const std::string& name
   const auto outcome = shard.clients[client]->truncate(name, session.live->epoch, to);
   if (session.live->holder != client) {
     ASSERT_TRUE(outcome.error().is(ErrorCode::lease_lost));
+    note("truncate", outcome.error());
     return;
   }
+  note(to == session.live->versions.size() ? "truncate: to its length" : "truncate: done");
   ASSERT_TRUE(outcome.has_value()) << outcome.error().message();
   ASSERT_EQ(outcome->length, TokenCount{to});
   session.live->versions.resize(to);
@@ -234,6 +267,7 @@ void Model::release(Shard& shard, std::uint32_t client, const std::string& name)
   Session& session = shard.sessions[name];
   if (!session.live) return;
   ASSERT_TRUE(shard.clients[client]->release(name, session.live->epoch));
+  note("release: done");
   end(session, MissReason::released);
 }
 
@@ -242,6 +276,7 @@ void Model::close(Shard& shard, std::uint32_t client, const std::string& name) {
   if (!session.live) return;
   const bool holds = session.live->holder == client;
   ASSERT_EQ(shard.clients[client]->close(name, session.live->epoch).has_value(), holds);
+  note(holds ? "close: done" : "close: not the holder");
   if (holds) session.live->holder.reset();
 }
 
@@ -250,6 +285,7 @@ void Model::leave(Shard& shard, std::uint32_t client, bool dies) {
   std::erase_if(waiting_, [&](const auto& each) {
     return each.second.shard == &shard && each.second.client == client;
   });
+  note(dies ? "leave: died" : "leave: hung up, then died");
   if (dies) {
     leaving.die();
   } else {
@@ -263,15 +299,14 @@ void Model::leave(Shard& shard, std::uint32_t client, bool dies) {
       ASSERT_TRUE(before && taken->generation > *before);
       ASSERT_EQ(taken->length.value(), session.live->versions.size());
       session.live->holder = heir;
+      note("leave: taken over from it meanwhile");
     }
     check();
   }
   for (auto& [name, session] : shard.sessions) {
     if (session.live && session.live->holder == client) session.live->holder.reset();
   }
-  std::erase_if(pins_, [&](const Pinned& pinned) {
-    return pinned.shard == &shard && pinned.client == client;
-  });
+  std::erase_if(pins_, [&](const Pinned& pinned) { return pinned.client == &leaving; });
   note_pinned();
   if (!dies) {
     h_.liveness.gone.insert(leaving.client);
@@ -287,7 +322,9 @@ void Model::run_order() {
     ending = below(2) == 0 ? OrderRunner::Ending::failed_before_punching
                            : OrderRunner::Ending::failed_after_punching;
   }
-  (void)orders_.run_one(ending);
+  if (orders_.run_one(ending)) {
+    note(ending == OrderRunner::Ending::success ? "memory order: done" : "memory order: failed");
+  }
   for (auto each = waiting_.begin(); each != waiting_.end();) {
     auto answer = orders_.answer(each->first);
     if (!answer) {
@@ -298,7 +335,9 @@ void Model::run_order() {
     each = waiting_.erase(each);
     const Session& session = granted.shard->sessions[granted.session];
     const bool lives = session.live && session.live->epoch == granted.epoch;
+    if (!answer->has_value()) note("append that waited", answer->error());
     if (answer->has_value()) {
+      note("append that waited: granted");
       ASSERT_TRUE(lives && session.live->holder == granted.client);
       publish(granted, **answer);
     } else if (answer->error().is_miss()) {
@@ -329,6 +368,7 @@ void Model::look() {
 void Model::end(Session& session, MissReason reason) {
   session.ended = Ended{reason, static_cast<std::uint32_t>(session.live->versions.size())};
   session.live.reset();
+  note("ended: " + std::string(to_string(reason)));
 }
 
 }  // namespace hotkv::test

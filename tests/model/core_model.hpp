@@ -29,6 +29,8 @@ struct Setting {
 class Model {
  public:
   static constexpr std::uint32_t kClientsOfAShard = 3;
+  // Those that a restart stranded as well.
+  static constexpr std::uint32_t kPagesOfAShard = 2 * kClientsOfAShard;
   static constexpr std::uint32_t kSessions = 7;  // names; more than a session cap should let live
 
   Model(const Setting& setting, std::uint64_t seed);
@@ -47,7 +49,8 @@ class Model {
   struct Context {
     std::uint64_t epoch = 0;
     std::vector<std::uint32_t> versions;  // of each published token
-    std::optional<std::uint32_t> holder;  // number of the client in its shard
+    // Number of the client in its shard, or of one that lives without a connection.
+    std::optional<std::uint32_t> holder;
   };
   struct Ended {
     MissReason reason;
@@ -58,14 +61,20 @@ class Model {
     std::optional<Context> live;
     std::optional<Ended> ended;  // of that epoch
   };
+  // A client of an earlier daemon: its mapping lives on, its connection does not.
+  struct Stranded {
+    std::uint32_t number;
+    std::unique_ptr<CoreClient> client;
+  };
   struct Shard {
     core::ShardId id;
     std::vector<std::unique_ptr<CoreClient>> clients;
+    std::vector<Stranded> stranded;
     std::map<std::string, Session> sessions;
   };
   struct Pinned {
     Shard* shard;
-    std::uint32_t client;
+    CoreClient* client;
     CoreView view;
     std::string session;
     std::uint64_t epoch;
@@ -80,9 +89,15 @@ class Model {
     std::uint32_t tokens;
   };
 
+  static constexpr std::uint32_t kStrandedFirst =
+      1000;  // numbers of clients above those in a shard
+
   static unsigned long long count(std::uint64_t n) { return n; }
   std::uint32_t below(std::size_t n) { return static_cast<std::uint32_t>(random_() % n); }
   std::uint64_t copies() const;
+  // One more of this outcome.
+  void note(const std::string& outcome) { ++tally_[outcome]; }
+  void note(const char* operation, const Refusal& refusal);
 
   // Only these positions carry the pattern and are looked at, where chunks are large: their edges,
   // and every 64th.
@@ -95,6 +110,7 @@ class Model {
   void hold(Pinned pinned);
   void note_pinned();
   bool is_pinned(const Shard& shard, const std::string& session, const Context& context) const;
+  std::optional<SlotIndex> slot_of(const Shard& shard, const std::string& session) const;
   std::optional<Generation> generation_of(const Shard& shard, const std::string& session) const;
 
   // ---- operations; each says what the core may answer
@@ -130,6 +146,14 @@ class Model {
 
   void run_order();
 
+  // The daemon dies and a new one rebuilds everything from the files; meanwhile writers use up what
+  // they were granted. The clients' pins and leases live on until the clients do not.
+  void restart();
+  void write_without_a_daemon(Shard& shard, const std::string& name);
+  void kill_a_rebuild();
+  void strand(Shard& shard);
+  void end_stranded(Shard& shard, std::size_t which);
+
   void tick();
 
   void look();
@@ -152,7 +176,10 @@ class Model {
   std::map<std::uint64_t, Append> waiting_;
   std::set<std::pair<core::ShardId, std::string>> pinned_before_;
   std::uint64_t number_ = 0;
-  std::uint64_t hits_ = 0, misses_ = 0, evicted_ = 0, expired_ = 0, waits_ = 0;
+  std::uint32_t next_stranded_ = kStrandedFirst;
+  std::uint64_t copies_before_ = 0;  // counted by daemons that have died
+  std::map<std::string, std::uint64_t> tally_;
+  std::uint64_t hits_ = 0, misses_ = 0, evicted_ = 0, expired_ = 0, waits_ = 0, restarts_ = 0;
 };
 
 }  // namespace hotkv::test

@@ -15,6 +15,7 @@ namespace hotkv::test {
 void Model::finish() {
   orders_.run_all();
   for (Shard& shard : shards_) {
+    while (!shard.stranded.empty()) end_stranded(shard, 0);
     for (std::uint32_t k = 0; k < kClientsOfAShard; ++k) leave(shard, k, true);
   }
   for (Shard& shard : shards_) {
@@ -29,17 +30,22 @@ void Model::finish() {
   EXPECT_EQ(account.free, account.provisioned);
   EXPECT_LE(orders_.held_bytes_max(), setting_.limits.max_bytes);
   EXPECT_EQ(orders_.contradictions(), 0u);
-  std::printf("%-22s hits %llu, misses %llu, evicted %llu, expired %llu, copies %llu, waits %llu\n",
-              setting_.name, count(hits_), count(misses_), count(evicted_), count(expired_),
-              count(copies()), count(waits_));
+  std::printf(
+      "%s: hits %llu, misses %llu, evicted %llu, expired %llu, copies %llu, waits %llu, restarts "
+      "%llu\n",
+      setting_.name, count(hits_), count(misses_), count(evicted_), count(expired_),
+      count(copies()), count(waits_), count(restarts_));
+  for (const auto& [outcome, times] : tally_) {
+    std::printf("%10llu  %s\n", count(times), outcome.c_str());
+  }
 }
 
 bool Model::met_everything() const {
-  return hits_ > 0 && evicted_ > 0 && copies() > 0 && waits_ > 0;
+  return hits_ > 0 && evicted_ > 0 && copies() > 0 && waits_ > 0 && restarts_ > 0;
 }
 
 std::uint64_t Model::copies() const {
-  std::uint64_t sum = 0;
+  std::uint64_t sum = copies_before_;
   for (const auto& shard : h_.core->status().shards) sum += shard.counters.tail_copies;
   return sum;
 }
@@ -105,22 +111,32 @@ void Model::note_pinned() {
 
 bool Model::is_pinned(const Shard& shard, const std::string& session,
                       const Context& context) const {
+  // A name that was released and opened again can stand in another slot, whose generations are its
+  // own.
+  const auto slot = slot_of(shard, session);
   const auto generation = generation_of(shard, session);
   return std::ranges::any_of(pins_, [&](const Pinned& pinned) {
     return pinned.shard == &shard && pinned.session == session && pinned.epoch == context.epoch &&
-           generation == pinned.view.generation;
+           slot == pinned.view.slot && generation == pinned.view.generation;
   });
+}
+
+std::optional<SlotIndex> Model::slot_of(const Shard& shard, const std::string& session) const {
+  const auto tables = h_.tables(shard.id);
+  for (std::uint32_t i = 0; i < tables.capacities().slot_count; ++i) {
+    const SlotRecord& slot = tables.slot(SlotIndex{i});
+    if (!load_head(slot.head).tip.is_free() && slot_has_session(slot, id(session))) {
+      return SlotIndex{i};
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Generation> Model::generation_of(const Shard& shard,
                                                const std::string& session) const {
-  const auto tables = h_.tables(shard.id);
-  for (std::uint32_t i = 0; i < tables.capacities().slot_count; ++i) {
-    const SlotRecord& slot = tables.slot(SlotIndex{i});
-    const HeadWord head = load_head(slot.head);
-    if (!head.tip.is_free() && slot_has_session(slot, id(session))) return head.generation;
-  }
-  return std::nullopt;
+  const auto slot = slot_of(shard, session);
+  if (!slot) return std::nullopt;
+  return load_head(h_.tables(shard.id).slot(*slot).head).generation;
 }
 
 void Model::note_endings() {
@@ -147,7 +163,9 @@ void Model::check() {
   note_endings();
   ASSERT_EQ(h_.core->verify(), std::nullopt);
   const auto status = h_.core->status();
-  ASSERT_LE(status.account.provisioned, setting_.limits.max_bytes);
+  const core::Account& account = status.account;
+  ASSERT_LE(account.provisioned, setting_.limits.max_bytes);
+  ASSERT_EQ(account.used + account.kept + account.free + account.in_transit, account.provisioned);
   ASSERT_LE(orders_.held_bytes(), setting_.limits.max_bytes);
   std::map<std::uint32_t, std::uint64_t> by_owner;
   for (const auto& shard : status.shards) {

@@ -1,8 +1,9 @@
-// Random operations on the core and on a naive reference. After each one: verify(), every length
-// and miss, the budget, and every byte of every pinned view.
+// Random operations on the core and on a naive reference, restarts of the daemon among them. After
+// each one: verify(), every length and miss, the account and the budget, and every byte of every
+// pinned view.
 //
 //   HOTKV_SEED               the seed; printed
-//   HOTKV_MODEL_OPERATIONS   how many, over all geometries
+//   HOTKV_MODEL_OPERATIONS   how many, over all geometries; a million take some minutes
 //
 // It can fail. Each of these alone makes it fail within a thousand operations or a few:
 //
@@ -11,6 +12,7 @@
 //   Shard::needs_tail_copy: return false
 //   Reclaim::choose_victims: without the look at the shard's pins
 //   Core::Impl::expire: without the look at the pins
+//   Rebuild::run: without adopt_chain of the kept heads, or without settle_base_tip
 
 #include <gtest/gtest.h>
 
@@ -40,7 +42,7 @@ core::Limits tiny(std::uint64_t max_bytes) {
   limits.max_bytes_per_owner = max_bytes * 3 / 4;
   limits.session_cap = 5;
   limits.tombstones = 1000;  // nothing is forgotten: the reference remembers everything too
-  limits.clients_per_shard = Model::kClientsOfAShard;
+  limits.clients_per_shard = Model::kPagesOfAShard;
   limits.ttl_ms = 20'000;
   limits.waiting_grants_max = 4;  // two of one owner
   return limits;

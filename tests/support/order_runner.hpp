@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
@@ -50,6 +51,19 @@ class OrderRunner {
   void run_all() {
     while (run_one()) {
     }
+  }
+
+  // The core that ordered is gone. Each order under way was punched for or not, and if it was,
+  // carried out or not.
+  void abandon(const std::function<bool()>& went_on) {
+    for (const core::MemoryOrder& order : waiting()) {
+      if (!went_on()) continue;
+      for (const auto& range : order.punch) punch(range);
+      if (!went_on()) continue;
+      for (const auto& range : order.provision) provision(range);
+    }
+    waiting_.clear();
+    answers_.clear();
   }
 
   // The answer of an append that waited; nothing while it waits.
