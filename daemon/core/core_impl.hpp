@@ -18,11 +18,6 @@ namespace hotkv::core {
 // Contexts that one shard expires in one tick; the rest comes a second later. Bounds a turn's work.
 inline constexpr std::size_t kExpirationsPerTickMax = 4096;
 
-// After an adoption, so long does the lease of a client that lives wait for it to come back; an
-// OPEN by another is told session_busy, as if it were connected. Clients try within some
-// milliseconds.
-inline constexpr std::uint64_t kReturnGraceMs = 5000;
-
 class Core::Impl {
  public:
   Impl(Limits limits, std::function<std::uint64_t()> now_ms, PageLiveness& liveness);

@@ -290,22 +290,21 @@ class Chaos : public ::testing::Test {
   void run(DaemonProcess& daemon, std::chrono::seconds duration) {
     ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
     std::mt19937 random(static_cast<std::uint32_t>(random_seed()));
-    std::vector<ForkedChild> workers;
+    std::array<std::optional<ForkedChild>, kWorkers> workers;
     const auto start = [&](std::size_t index) {
       return ForkedChild([&, index, seed = static_cast<std::uint32_t>(random())] {
         return run_worker(daemon.control_path(), index, seed, *figures_);
       });
     };
-    for (std::size_t index = 0; index < kWorkers; ++index) workers.push_back(start(index));
+    for (std::size_t index = 0; index < kWorkers; ++index) workers[index].emplace(start(index));
     const auto end = Clock::now() + duration;
     while (Clock::now() < end) {
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 120));
       if (random() % 3 != 0) {
         const std::size_t index = random() % kWorkers;
-        workers[index].kill_and_wait();
+        workers[index]->kill_and_wait();
         ++worker_kills_;
-        workers.erase(workers.begin() + static_cast<std::ptrdiff_t>(index));
-        workers.insert(workers.begin() + static_cast<std::ptrdiff_t>(index), start(index));
+        workers[index].emplace(start(index));
       } else {
         daemon.kill();
         ++daemon_kills_;
@@ -318,7 +317,7 @@ class Chaos : public ::testing::Test {
       ASSERT_LE(account.at("provisioned_bytes"), 256 * 1024);
     }
     figures_->ending = true;
-    for (ForkedChild& worker : workers) EXPECT_EQ(worker.exit_code(), 0);
+    for (auto& worker : workers) EXPECT_EQ(worker->exit_code(), 0);
     print();
   }
 

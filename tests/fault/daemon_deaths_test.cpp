@@ -117,7 +117,8 @@ class DaemonDeaths : public ::testing::Test {
   }
 };
 
-// Published tokens lost: 0. Contexts lost: 0.
+// Published tokens lost: 0. Contexts lost: 0. FR-052: also at each store of a shard's making, where
+// the client that waits for it gets an answer from the next daemon.
 TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
   ASSERT_TRUE(daemon_.wait_ready());
   // With a sanitizer a start takes long; every store is died at without one.

@@ -99,16 +99,30 @@ TEST_F(Restart, ManyRestartsStoreNothingTwice) {
   EXPECT_EQ(status().at("refused_shards"), 0);
 }
 
+// FR-058: nothing at all, a context without tokens, one with room that nobody wrote in, ids of odd
+// bytes and of the greatest length.
 TEST_F(Restart, AnOrderlyStopLosesNothingEither) {
+  EXPECT_EQ(daemon_->stop(), 0);
+  daemon_->start_again();
+  ASSERT_TRUE(daemon_->wait_ready());
+  const std::vector<std::string> odd{"a", std::string("z\0\xff\n\"", 5), std::string(128, 'm')};
   {
     KvWorker worker(daemon_->control_path());
-    ASSERT_EQ(why(worker.open("a", 1)), "");
-    ASSERT_EQ(why(worker.append("a", 20)), "");
+    for (const std::string& session : odd) {
+      ASSERT_EQ(why(worker.open(session, 1)), "");
+      ASSERT_EQ(why(worker.append(session, 20)), "");
+    }
+    ASSERT_EQ(why(worker.open("without tokens", 1)), "");
+    ASSERT_EQ(why(worker.open("reserved", 1)), "");
+    ASSERT_TRUE(worker.context("reserved").append(TokenCount{100}).has_value());
   }
   EXPECT_EQ(daemon_->stop(), 0);
   daemon_->start_again();
   ASSERT_TRUE(daemon_->wait_ready());
-  EXPECT_EQ(look_at("a", 20), "");
+  for (const std::string& session : odd) EXPECT_EQ(look_at(session, 20), "");
+  EXPECT_EQ(look_at("without tokens", 0), "");
+  EXPECT_EQ(look_at("reserved", 0), "");
+  EXPECT_EQ(broken_invariant(*daemon_), "");
 }
 
 TEST_F(Restart, AManagerThatKeepsNothingIsFoundOutAndSaidLoudly) {
