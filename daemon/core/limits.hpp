@@ -20,8 +20,9 @@ struct Limits {
   bool huge_pages = false;                  // extents of new shards are huge pages
 };
 
-// After an adoption, so long does the lease of a client that lives wait for it to come back; an OPEN
-// by another is told session_busy, as if it were connected. Clients try within some milliseconds.
+// After an adoption, so long does the lease of a client that lives wait for it to come back; an
+// OPEN by another is told session_busy, as if it were connected. Clients try within some
+// milliseconds.
 inline constexpr std::uint64_t kReturnGraceMs = 5000;
 
 }  // namespace hotkv::core
