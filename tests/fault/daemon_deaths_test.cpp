@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -66,21 +66,24 @@ class DaemonDeaths : public ::testing::Test {
     EXPECT_EQ(wrong_bytes(worker_recipe(), session, epoch, *view), 0U);
   }
 
-  void append(KvWorker& worker, const std::string& session, std::uint32_t tokens) {
-    ASSERT_EQ(why(insist(worker, [&] { return worker.append(session, tokens); })), "");
-  }
-  void truncate(KvWorker& worker, const std::string& session, std::uint32_t to) {
-    // A truncate whose answer was lost may have been done: then its generation is over, and the
-    // lease is asked for again.
-    const auto outcome =
-        insist(worker, [&] { return worker.context(session).truncate(TokenCount{to}); });
+  // What ends a generation and whose answer was lost may have been done (a truncate, an append that
+  // copies the tail): then the lease is asked for again, as the library's documentation says.
+  template <class Ask>
+  void insist_as_holder(KvWorker& worker, const std::string& session, Ask ask) {
+    const auto outcome = insist(worker, ask);
     if (outcome) return;
     ASSERT_FALSE(outcome.error().is_miss()) << outcome.error().message();
     ASSERT_EQ(outcome.error().error().code, ErrorCode::lease_lost) << outcome.error().message();
     const std::uint64_t epoch = worker.context(session).epoch().value();
     ASSERT_EQ(why(insist(worker, [&] { return worker.open(session, epoch); })), "");
-    ASSERT_EQ(why(insist(worker, [&] { return worker.context(session).truncate(TokenCount{to}); })),
-              "");
+    ASSERT_EQ(why(insist(worker, ask)), "");
+  }
+  void append(KvWorker& worker, const std::string& session, std::uint32_t tokens) {
+    insist_as_holder(worker, session, [&] { return worker.append(session, tokens); });
+  }
+  void truncate(KvWorker& worker, const std::string& session, std::uint32_t to) {
+    insist_as_holder(worker, session,
+                     [&] { return worker.context(session).truncate(TokenCount{to}); });
   }
 
   // All that changes tables: open, grants, tail copies, truncate, close, take-over, supersede,
@@ -98,7 +101,9 @@ class DaemonDeaths : public ::testing::Test {
           worker.client().resolve(SessionId::from("a").value(), Epoch{1}, TokenCount{40});
       truncate(worker, "a", 20);
       append(worker, "a", 9);
-      if (held) EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
+      if (held) {
+        EXPECT_EQ(wrong_bytes(worker_recipe(), "a", 1, *held), 0U);
+      }
     }
     expect_published(worker, "a", 1, 29);
     open("b", 1);
@@ -122,7 +127,8 @@ class DaemonDeaths : public ::testing::Test {
 TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
   ASSERT_TRUE(daemon_.wait_ready());
   // With a sanitizer a start takes long; every store is died at without one.
-  const int stride = kIsSanitized ? 7 : 1;
+  const int stride = kIsSanitized ? 16 : 1;
+  constexpr int kLooksForLeaks = 8;  // one in so many: until all clients are gone takes a tick
   int deaths = 0;
   for (int store = 1; store < kStoresMax; store += stride) {
     SCOPED_TRACE(store);
@@ -135,6 +141,7 @@ TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
     {
       auto client = Client::attach({.socket_path = daemon_.control_path()}, worker_recipe());
       if (!client) {  // it died of the attach itself
+        ASSERT_TRUE(eventually([&] { return daemon_.has_ended(); }));
         tend();
         client = Client::attach({.socket_path = daemon_.control_path()}, worker_recipe());
       }
@@ -147,9 +154,11 @@ TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
       const auto shard = shard_status(daemon_, "tiny");
       EXPECT_EQ(shard.at("counters").at("contexts_ended").at("lost-in-restart"), 0);
     }
-    ASSERT_TRUE(eventually([&] { return shard_status(daemon_, "tiny").at("clients") == 0; }));
-    EXPECT_EQ(broken_invariant(daemon_), "");
-    EXPECT_EQ(shard_status(daemon_, "tiny").at("account").at("kept_bytes"), 0);
+    if (store % kLooksForLeaks == 1) {
+      ASSERT_TRUE(eventually([&] { return shard_status(daemon_, "tiny").at("clients") == 0; }));
+      EXPECT_EQ(broken_invariant(daemon_), "");
+      EXPECT_EQ(shard_status(daemon_, "tiny").at("account").at("kept_bytes"), 0);
+    }
     deaths += deaths_;
     if (deaths_ == 0) {
       std::printf("%d stores, %d deaths\n", store - 1, deaths);

@@ -1,8 +1,9 @@
 // The client library against a daemon that answers anything: replies, an attachment and tables of
 // any bytes. Whatever it is told, it touches nothing outside its mappings.
 //
-// The transport is replaced, not the library: the calls of seqpacket.hpp and connection.hpp that
-// the library makes are defined here and answered from the input at once, on the caller's thread.
+// The transport is replaced, not the library: the calls of seqpacket.hpp, connection.hpp and
+// watch.hpp that the library makes are defined here and answered from the input at once, on the
+// caller's thread.
 
 #include <algorithm>
 #include <array>
@@ -14,6 +15,8 @@
 #include <hotkv/client.hpp>
 
 #include "client/library/attachment.hpp"
+#include "client/library/current_attachment.hpp"
+#include "client/library/watch.hpp"
 #include "client/library/wire.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/healthy_shard.hpp"
@@ -204,17 +207,32 @@ struct Connection::Waiter {
 
 // What connection.cpp does, without threads: a reply is there when the request is sent, or never.
 Connection::Pending::~Pending() = default;
-Connection::Connection(UniqueFd socket, UniqueFd wake, std::uint64_t boot_token)
-    : socket_(std::move(socket)),
-      wake_(std::move(wake)),
-      socket_is_parent_only_(socket_.get()),
-      wake_is_parent_only_(wake_.get()),
-      boot_token_(boot_token) {}
+Connection::Connection(ParentOnlyFd socket, std::uint64_t boot_token,
+                       std::shared_ptr<Wakeup> wakeup)
+    : boot_token_(boot_token), wakeup_(std::move(wakeup)), socket_(std::move(socket)) {}
 Connection::~Connection() = default;
+void Connection::end(std::string) {
+  connected_.store(false);
+}
+void Connection::resume(ParentOnlyFd socket) {
+  socket_ = std::move(socket);
+  connected_.store(true);
+}
+void Connection::lose() {
+  lost_.store(true);
+}
 
-std::expected<std::unique_ptr<Connection>, Error> Connection::start(UniqueFd socket,
-                                                                    std::uint64_t boot_token) {
-  return std::unique_ptr<Connection>(new Connection(std::move(socket), UniqueFd(), boot_token));
+// And what watch.cpp does, without its thread: nobody comes back.
+Watch::Watch(Connection& connection, std::shared_ptr<Wakeup> wakeup, ComeBack come_back)
+    : wakeup_(std::move(wakeup)),
+      come_back_(std::move(come_back)),
+      connection_(&connection),
+      random_state_(0) {}
+Watch::~Watch() = default;
+std::expected<std::unique_ptr<Watch>, Error> Watch::start(Connection& connection,
+                                                          std::shared_ptr<Wakeup> wakeup,
+                                                          ComeBack come_back) {
+  return std::unique_ptr<Watch>(new Watch(connection, std::move(wakeup), std::move(come_back)));
 }
 
 Connection::Pending Connection::submit(Request request, LateHandler on_late) {
@@ -269,12 +287,12 @@ namespace {
 // private), so that rows outside of them are seen even where something else is mapped there.
 template <auto Member>
 struct Seen {
-  friend const std::shared_ptr<Attachment>& attachment_of(const Client& client) {
-    return client.*Member;
+  friend std::shared_ptr<Attachment> attachment_of(const Client& client) {
+    return (client.*Member)->get();
   }
 };
-template struct Seen<&Client::attachment_>;
-const std::shared_ptr<Attachment>& attachment_of(const Client& client);
+template struct Seen<&Client::current_>;
+std::shared_ptr<Attachment> attachment_of(const Client& client);
 
 class Fuzz {
  public:

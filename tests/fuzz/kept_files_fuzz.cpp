@@ -163,8 +163,14 @@ class Fuzz {
       case 10: return copy_a_record(slot_records, tables.ledger(), tables.kept_heads());
       case 11: {  // an extent lost its memory, or has some that nobody knew of
         const std::uint32_t extent = input_.byte() % tables.geometry().extent_count;
+        if (!files_.is_provisioned(ExtentIndex{extent}) &&
+            files_.provisioned().size() >= kExtentsMax) {
+          return;
+        }
+        AtomicWord& bits = files_.tables().extent_bits()[extent / 64];
+        bits = bits ^ std::uint64_t{1} << extent % 64;
         if (files_.is_provisioned(ExtentIndex{extent})) return files_.punch(extent);
-        if (files_.provisioned().size() < kExtentsMax) files_.provision(extent);
+        files_.provision(extent);
         return;
       }
       case 12: {  // a file of another size
@@ -201,9 +207,21 @@ class Fuzz {
     auto adopted = tiny_->core.adopt_shard(memory_, default_certified_architectures());
     if (adopted) {
       shard_ = *adopted;
+      give_back_what_is_not_accounted();
       tiny_->verify();
     }
     return adopted;
+  }
+
+  // As the daemon does. Where the bits lie, what they claim is a hole, which reads as zeros.
+  void give_back_what_is_not_accounted() {
+    const auto punched = tiny_->core.shrink_to_budget();
+    const core::ShardTables tables = adopted_tables();
+    for (std::uint32_t i = 0; i < tables.geometry().extent_count; ++i) {
+      const bool is_accounted = (tables.extent_bits()[i / 64] >> i % 64 & 1) != 0;
+      if (is_accounted == files_.is_provisioned(ExtentIndex{i})) continue;
+      is_accounted ? files_.provision(i) : files_.punch(i);
+    }
   }
 
   using Name = std::tuple<SessionId, std::uint64_t, std::uint32_t, std::uint32_t, std::uint32_t>;
@@ -281,6 +299,7 @@ class Fuzz {
     }
     for (const std::uint32_t chunk : known.chunks) {
       if (!is_as_in_image(tables.chunk_word(ChunkIndex{chunk})) ||
+          !is_as_in_image(tables.extent_bits()[chunk / 64]) ||
           !files_.is_provisioned(ExtentIndex{chunk}) || !is_filled_as_in_image(chunk)) {
         return false;
       }

@@ -220,7 +220,7 @@ TinyCore::TinyCore(const core::Limits& the_limits)
 core::ShardId TinyCore::add_shard(std::uint32_t owner_uid, const Recipe& recipe) {
   const auto plan = core.plan_shard(owner_uid, recipe).value();
   const auto prepared = files.prepare(plan).value();
-  const core::ShardId shard = core.add_shard(plan, prepared.memory, prepared.entropy);
+  const core::ShardId shard = core.add_shard(plan, prepared.memory, prepared.identity);
   files.keep(shard);
   return shard;
 }
