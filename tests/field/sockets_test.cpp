@@ -154,9 +154,11 @@ int attach_at_the_limit(const std::string& control_path) {
   ::getrlimit(RLIMIT_NOFILE, &before);
   const std::size_t descriptors = open_descriptors();
   const auto limit_to = [&](int room) {
-    const int lowest_free = ::dup(STDIN_FILENO);
-    ::close(lowest_free);
-    const rlimit limit{static_cast<rlim_t>(lowest_free + room), before.rlim_max};
+    // The first number beyond it: those in use may lie between free ones.
+    std::vector<int> taken;
+    for (int i = 0; i <= room; ++i) taken.push_back(::dup(STDIN_FILENO));
+    const rlimit limit{static_cast<rlim_t>(taken.back()), before.rlim_max};
+    for (const int fd : taken) ::close(fd);
     return ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
   };
   for (int room = 0; room < 4; ++room) {  // a socket and three files
@@ -171,7 +173,11 @@ int attach_at_the_limit(const std::string& control_path) {
     ::setrlimit(RLIMIT_NOFILE, &before);
     if (open_descriptors() != descriptors) return 4;
   }
-  if (!limit_to(4) || !attach_at(control_path)) return 5;
+  if (!limit_to(4)) return 5;
+  if (const auto client = attach_at(control_path); !client) {
+    std::fputs((client.error().message() + "\n").c_str(), stderr);
+    return 5;
+  }
   ::setrlimit(RLIMIT_NOFILE, &before);
   return open_descriptors() == descriptors ? 0 : 6;
 }

@@ -115,7 +115,9 @@ constexpr Place kPlaces[] = {
     {"TablesHeader.tables_bytes", offsetof(TablesHeader, tables_bytes), 352},
     {"TablesHeader.arena_bytes", offsetof(TablesHeader, arena_bytes), 360},
     {"TablesHeader.pages_bytes", offsetof(TablesHeader, pages_bytes), 368},
-    {"sizeof(TablesHeader)", sizeof(TablesHeader), 376},
+    {"TablesHeader.arena_inode", offsetof(TablesHeader, arena_inode), 376},
+    {"TablesHeader.pages_inode", offsetof(TablesHeader, pages_inode), 384},
+    {"sizeof(TablesHeader)", sizeof(TablesHeader), 392},
     {"LengthLine.word", offsetof(LengthLine, word), 0},
     {"LengthLine.reserved", offsetof(LengthLine, reserved), 8},
     {"sizeof(LengthLine)", sizeof(LengthLine), 64},
@@ -130,7 +132,7 @@ TEST(LayoutGolden, FieldsStandWhereTheyStood) {
 TEST(LayoutGolden, Version) {
   EXPECT_EQ(kLayoutVersion, 1u) << "bumped: the bytes in this file are those of the new version?";
   EXPECT_EQ(hex_of(kTablesMagic), "686f746b7674626c") << "hotkvtbl";
-  EXPECT_EQ(kLayoutFingerprint, 0x8db6'd626'edd1'7dc8u) << kBumpLayout;
+  EXPECT_EQ(kLayoutFingerprint, 0x8db6'd62a'e4d8'3c18u) << kBumpLayout;
 }
 
 TEST(LayoutGolden, Words) {
@@ -317,6 +319,8 @@ TEST(LayoutGolden, TablesHeader) {
   record.tables_bytes = 0x7978'7776'7574'7372;
   record.arena_bytes = 0x8180'7f7e'7d7c'7b7a;
   record.pages_bytes = 0x8988'8786'8584'8382;
+  record.arena_inode = 0x9190'8f8e'8d8c'8b8a;
+  record.pages_inode = 0x9998'9796'9594'9392;
   EXPECT_EQ(
       hex_of(record),
       "3a3b3c3d3e3f4041"                                                  // magic
@@ -358,6 +362,8 @@ TEST(LayoutGolden, TablesHeader) {
       "7273747576777879"  // tables_bytes
       "7a7b7c7d7e7f8081"  // arena_bytes
       "8283848586878889"  // pages_bytes
+      "8a8b8c8d8e8f9091"  // arena_inode
+      "9293949596979899"  // pages_inode
       )
       << kBumpLayout;
 }

@@ -280,13 +280,16 @@ TEST_P(Story, GoesOnFromAPrompt) {
 
 TEST_P(Story, IsTheStatelessModelsInEachDType) {
   for (const std::string dtype : {"f16", "bf16"}) {
-    Workers workers(GetParam(), *daemon, folder.path(), two_ranges(), dtype + "-", dtype);
-    // Another dtype of the same model and layers is another recipe: the shard of before is in use.
-    ASSERT_TRUE(workers.are_up());
-    std::filesystem::remove(transcript());
-    const auto router = start_router(workers, 40);
-    ASSERT_EQ(router->wait_exit(), 0) << router->err();
-    EXPECT_EQ(router->out(), GetParam().stateless_text("", 40, *dtype_from_name(dtype)));
+    {
+      Workers workers(GetParam(), *daemon, folder.path(), two_ranges(), dtype + "-", dtype);
+      ASSERT_TRUE(workers.are_up());
+      std::filesystem::remove(transcript());
+      const auto router = start_router(workers, 40);
+      ASSERT_EQ(router->wait_exit(), 0) << router->err();
+      EXPECT_EQ(router->out(), GetParam().stateless_text("", 40, *dtype_from_name(dtype)));
+    }
+    // Another dtype of the same model and layers is another recipe: the shard of before would be in
+    // use. Its workers are gone, or they would come back to the next daemon.
     ASSERT_EQ(daemon->stop(), 0);
     start_daemon();
   }

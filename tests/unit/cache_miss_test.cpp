@@ -168,7 +168,7 @@ TEST(CacheMissBytes, EachWrongFieldIsNamed) {
     std::uint32_t value;
   } changes[] = {{"version", 0, 0},      {"version", 0, 2},  {"flags", 4, 32},
                  {"flags", 4, 1u << 31}, {"reason", 8, 0},   {"reason", 8, kReasonCount + 1},
-                 {"cause", 12, 0},       {"cause", 12, 31},  {"session", 48, 0},
+                 {"cause", 12, 0},       {"cause", 12, 32},  {"session", 48, 0},
                  {"session", 48, 129},   {"session", 48, 1}, {"reserved", 52, 1}};
   for (const auto& change : changes) {
     std::vector<std::byte> bytes = full_miss().to_bytes();

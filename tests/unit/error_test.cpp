@@ -8,7 +8,7 @@
 namespace hotkv {
 namespace {
 
-constexpr std::uint32_t kCodeCount = 30;
+constexpr std::uint32_t kCodeCount = 31;
 
 TEST(ErrorCode, EachHasItsOwnNameAndComesBackFromIt) {
   std::set<std::string_view> names;
