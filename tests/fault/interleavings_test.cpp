@@ -362,7 +362,12 @@ TEST_F(Interleaving, AWorkerKilledBetweenWriteAndPublishLosesOnlyWhatItNeverPubl
 TEST_F(Interleaving, AWorkerThatClosesItsSocketAndLivesOnKeepsItsViews) {
   Turns turns;
   ForkedChild survivor([&] {
-    KvWorker worker(daemon.control_path());
+    // It stays away; else its library would come back at once, and it would be the holder again.
+    auto client = Client::attach(
+        {.socket_path = daemon.control_path(), .reattach_for = std::chrono::milliseconds(0)},
+        worker_recipe());
+    if (!client) return 4;
+    KvWorker worker(std::move(*client));
     if (!worker.open("a", 1) || !worker.append("a", 40, 1)) return 1;
     const auto view = worker.client().resolve(session_id("a"), Epoch{1}, TokenCount{40});
     if (!view) return 2;

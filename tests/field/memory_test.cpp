@@ -66,11 +66,13 @@ class LimitedMemory : public ::testing::Test {
 // FR-046: the machine has far more, and the group is what counts; what it does not say it takes
 // from the group too.
 TEST_F(LimitedMemory, IsWhatTheBudgetIsComparedWithAtTheStart) {
-  DaemonProcess greedy(options({bytes_flag(2 * kLimit)}));
+  // Not a whole number of gibibytes, which is written as such.
+  const std::uint64_t greed = 2 * kLimit + kMiB;
+  DaemonProcess greedy(options({bytes_flag(greed)}));
   EXPECT_FALSE(greedy.wait_ready());
   EXPECT_EQ(greedy.wait_exit(), 2);
   const std::string mebibytes = std::to_string(kLimit / kMiB);
-  const std::string both = std::to_string(2 * kLimit / kMiB) + "M, but its cgroup has " + mebibytes;
+  const std::string both = std::to_string(greed / kMiB) + "M, but its cgroup has " + mebibytes;
   EXPECT_NE(greedy.err().find(both), std::string::npos) << greedy.err();
 
   DaemonProcess modest(options({}));
