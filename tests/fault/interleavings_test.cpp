@@ -173,6 +173,14 @@ std::vector<int> control_sockets() {
 }
 
 // A worker that hangs up and lives on.
+// After a hang-up its library would come back at once, and it would be the holder again.
+KvWorker worker_that_stays_away(const DaemonProcess& daemon) {
+  return KvWorker(Client::attach({.socket_path = daemon.control_path(),
+                                  .reattach_for = std::chrono::milliseconds(0)},
+                                 worker_recipe())
+                      .value());
+}
+
 void hang_up() {
   for (const int fd : control_sockets()) ::shutdown(fd, SHUT_RDWR);
 }
@@ -181,7 +189,7 @@ TEST_F(Interleaving, WriterStoppedInItsCopyWhileAnotherWorkerTakesOver) {
   // The holder hangs up but lives and writes on; another worker takes the lease over.
   Turns turns;
   ForkedChild late([&] {
-    KvWorker worker(daemon.control_path());
+    KvWorker worker = worker_that_stays_away(daemon);
     if (!worker.open("a", 1) || !worker.append("a", 20, 1)) return 1;
     auto writer = worker.context("a").append(TokenCount{30});
     if (!writer) return 2;
@@ -304,7 +312,7 @@ TEST_F(Interleaving, APublishRacingATakeOverIsNeverAcknowledgedAndLost) {
     const std::string session = publish_first ? "first" : "second";
     Turns turns;
     ForkedChild late([&] {
-      KvWorker worker(daemon.control_path());
+      KvWorker worker = worker_that_stays_away(daemon);
       if (!worker.open(session, 1) || !worker.append(session, 20, 1)) return 1;
       auto writer = worker.context(session).append(TokenCount{5});
       if (!writer) return 2;
@@ -362,12 +370,7 @@ TEST_F(Interleaving, AWorkerKilledBetweenWriteAndPublishLosesOnlyWhatItNeverPubl
 TEST_F(Interleaving, AWorkerThatClosesItsSocketAndLivesOnKeepsItsViews) {
   Turns turns;
   ForkedChild survivor([&] {
-    // It stays away; else its library would come back at once, and it would be the holder again.
-    auto client = Client::attach(
-        {.socket_path = daemon.control_path(), .reattach_for = std::chrono::milliseconds(0)},
-        worker_recipe());
-    if (!client) return 4;
-    KvWorker worker(std::move(*client));
+    KvWorker worker = worker_that_stays_away(daemon);
     if (!worker.open("a", 1) || !worker.append("a", 40, 1)) return 1;
     const auto view = worker.client().resolve(session_id("a"), Epoch{1}, TokenCount{40});
     if (!view) return 2;
