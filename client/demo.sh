@@ -119,7 +119,7 @@ start_worker "another head" second_head 0-2 second-head.sock second-tail.sock
 generate second-head.sock "$steps"
 
 until_so "the story goes on" has_written $((steps * 8 / 10))
-scene "hotkvd is stopped for a second; its memory is gone (a restart is cold for now)"
+scene "hotkvd is stopped for a second; its memory is gone (nobody keeps it here)"
 kill -TERM "$daemon"
 wait "$daemon" || fail "hotkvd: exit $?"
 sleep 1

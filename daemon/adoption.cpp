@@ -1,6 +1,7 @@
 #include "daemon/adoption.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -11,11 +12,22 @@ namespace {
 
 // A lock anywhere in the pages is a client that still maps its page. Of files that no shard is made
 // of the places of pages are not known.
+// The first byte is the store's (ServiceManager::is_kept).
 bool is_mapped_by_a_client(const std::vector<platform::MemoryFile>& files) {
   return std::ranges::any_of(files, [](const platform::MemoryFile& file) {
-    if (file.role() != "pages") return false;
-    return platform::is_range_locked(file.fd(), {0, file.size_bytes()}).value_or(true);
+    if (file.role() != "pages" || file.size_bytes() < 2) return false;
+    return platform::is_range_locked(file.fd(), {1, file.size_bytes() - 1}).value_or(true);
   });
+}
+
+std::uint64_t allocated_bytes(const platform::MemoryFile& file) {
+  return file.allocated_bytes().value_or(0);
+}
+
+std::uint64_t allocated_bytes(const std::vector<platform::MemoryFile>& files) {
+  std::uint64_t bytes = 0;
+  for (const platform::MemoryFile& file : files) bytes += allocated_bytes(file);
+  return bytes;
 }
 
 }  // namespace
@@ -24,34 +36,17 @@ void Adoption::run() {
   auto kept = manager_.take_kept();
   if (!kept) warn("adoption-failed", kept.error());
   KeptFiles files = sort_kept(kept ? *std::move(kept) : std::vector<platform::KeptDescriptor>{});
-  begin_counting(std::move(files.failed_adoptions));
   for (RefusedFiles& refused : files.refused) refuse(std::move(refused));
-  if (!files.shards.empty()) {
-    const std::uint32_t failures = failed_ ? failed_->count() : 0;
-    const bool is_poisoned = failures >= FailedAdoptions::kMax;
-    if (failed_ && !is_poisoned) {
-      if (auto begun = failed_->begin(); !begun) warn("adoption-failed", begun.error());
-    }
-    for (KeptShard& shard : files.shards) {
-      if (!is_poisoned) {
-        adopt(std::move(shard));
-        continue;
-      }
-      Error error{ErrorCode::shard_damaged, "adopt", shard.name,
-                  std::to_string(failures) + " adoptions in a row did not come to their end", 0};
-      std::vector<platform::MemoryFile> its_files;
-      its_files.push_back(std::move(shard.tables));
-      its_files.push_back(std::move(shard.arena));
-      its_files.push_back(std::move(shard.pages));
-      refuse({std::move(shard.name), std::move(error), std::move(its_files)});
-    }
-    core_.tick();  // whose mapping is gone, whose time is up
-    files_.punch(core_.shrink_to_budget());
-  }
+  count_left_over();  // what nobody maps leaves the store, before anything new comes into it
+  begin_counting(std::move(files.failed_adoptions));
+  adopt_or_refuse(std::move(files.shards));
   count_left_over();
+  constexpr std::size_t kAtOnce = std::numeric_limits<std::size_t>::max();
+  files_.punch(core_.shrink_to_limits(kAtOnce));
   if (failed_) {
     if (auto ended = failed_->end(); !ended) warn("adoption-failed", ended.error());
   }
+  log_adopted();
   if (!manager_.running_under_systemd()) {
     log_.info("event=restart-is-cold cause=\"no service manager keeps the memory\"");
   }
@@ -71,25 +66,44 @@ void Adoption::begin_counting(std::vector<platform::MemoryFile> kept) {
   }
 }
 
-void Adoption::adopt(KeptShard kept) {
-  const std::string name = kept.name;
-  auto memory = files_.map_kept(std::move(kept));
-  if (!memory) {
-    return refuse({name, memory.error(), {}});
+void Adoption::adopt_or_refuse(std::vector<KeptShard> shards) {
+  if (shards.empty()) return;
+  const std::uint32_t failures = failed_ ? failed_->count() : 0;
+  if (failures >= FailedAdoptions::kMax) {
+    for (KeptShard& shard : shards) {
+      Error reason{ErrorCode::shard_damaged, "adopt", shard.name,
+                   std::to_string(failures) + " adoptions in a row did not come to their end", 0};
+      refuse(std::move(shard), std::move(reason));
+    }
+    return;
   }
+  if (failed_) {
+    if (auto begun = failed_->begin(); !begun) warn("adoption-failed", begun.error());
+  }
+  for (KeptShard& shard : shards) adopt(std::move(shard));
+  core_.tick();  // whose mapping is gone, whose time is up
+}
+
+void Adoption::adopt(KeptShard kept) {
+  const auto memory = files_.map_kept(kept);
+  if (!memory) return refuse(std::move(kept), memory.error());
   const auto shard = take_over(*memory);
   if (!shard) {
-    return refuse({name, shard.error(), files_.give_up_kept()});
+    files_.give_up_kept(kept);
+    return refuse(std::move(kept), shard.error());
   }
   files_.keep_adopted(*shard, core_.layout_of(*shard));
   files_.punch(core_.unaccounted_extents(*shard));
   ++adopted_shards_;
+}
+
+void Adoption::log_adopted() {
+  if (adopted_shards_ == 0) return;
   for (const core::ShardInfo& info : core_.status().shards) {
-    if (info.id != *shard) continue;
     log_.info(
-        "event=adopted shard={} owner_uid={} model=\"{}\" layers={}-{} contexts={} clients={} "
-        "lost={} bytes={}",
-        name, info.key.owner_uid, escape_bytes(info.key.model_id), info.key.layers.first,
+        "event=adopted boot_token={:016x} owner_uid={} model=\"{}\" layers={}-{} contexts={} "
+        "clients={} lost={} bytes={}",
+        info.boot_token, info.key.owner_uid, escape_bytes(info.key.model_id), info.key.layers.first,
         info.key.layers.last, info.contexts, info.clients,
         info.counters.ended[static_cast<std::size_t>(MissReason::lost_in_restart)],
         info.account.provisioned);
@@ -105,50 +119,76 @@ std::expected<core::ShardId, Error> Adoption::take_over(core::ShardMemory memory
   return std::unexpected(Error{ErrorCode::shard_damaged, "adopt", "shard", *broken, 0});
 }
 
+void Adoption::refuse(KeptShard kept, Error reason) {
+  mark_given_up(kept.tables);
+  std::vector<platform::MemoryFile> files;
+  files.push_back(std::move(kept.tables));
+  files.push_back(std::move(kept.arena));
+  files.push_back(std::move(kept.pages));
+  refuse({std::move(kept.name), std::move(reason), std::move(files)});
+}
+
 void Adoption::refuse(RefusedFiles refused) {
   ++refused_shards_;
   warn("adoption-refused", refused.reason);
-  if (auto gone = manager_.let_go(refused.name); !gone) warn("service-manager", gone.error());
-  left_over_.push_back(std::move(refused));
+  const std::uint64_t bytes = allocated_bytes(refused.files);
+  left_over_.push_back({std::move(refused.name), std::move(refused.files), bytes});
 }
 
 void Adoption::count_left_over() {
-  std::erase_if(left_over_,
-                [](const RefusedFiles& each) { return !is_mapped_by_a_client(each.files); });
   std::uint64_t bytes = 0;
-  for (const RefusedFiles& each : left_over_) {
-    for (const platform::MemoryFile& file : each.files) {
-      bytes += file.allocated_bytes().value_or(0);
+  std::erase_if(left_over_, [&](const LeftOver& each) {
+    if (is_mapped_by_a_client(each.files)) {
+      bytes += std::min(each.bytes, allocated_bytes(each.files));
+      return false;
     }
-  }
+    if (auto gone = manager_.let_go(each.name); !gone) warn("service-manager", gone.error());
+    return true;
+  });
   core_.set_left_over_bytes(bytes);
 }
 
 void Adoption::tick() {
   count_left_over();
+  // Two megabytes each at most take some milliseconds together.
+  constexpr std::size_t kExtentsOfATick = 64;
+  files_.punch(core_.shrink_to_limits(kExtentsOfATick));
   if (!manager_.running_under_systemd()) return;
-  if (counter_kept_ == Kept::not_asked && failed_) {
-    counter_kept_ =
-        platform::ServiceManager::is_kept(failed_->file()).value_or(false) ? Kept::yes : Kept::no;
-    if (counter_kept_ == Kept::no) {
-      log_.error(
-          "event=memory-not-kept object=descriptors cause=\"the service manager keeps none: a "
-          "restart will lose every context; set FileDescriptorStoreMax= to three times max_shards "
-          "and one more\"");
-    }
-  }
+  if (auto sent = manager_.flush(); !sent) warn("service-manager", sent.error());
+  find_out_what_is_kept();
+}
+
+void Adoption::find_out_what_is_kept() {
+  constexpr const char* kRemedy =
+      "set FileDescriptorStoreMax= to three times max_shards and one more";
   for (const std::string& name : files_.find_not_kept()) {
     log_.error(
         "event=memory-not-kept object={} cause=\"the service manager dropped it: a restart will "
-        "lose it; set FileDescriptorStoreMax= to three times max_shards and one more\"",
-        name);
+        "lose it; {}\"",
+        name, kRemedy);
   }
+  // As with shards: a second is the manager's, and what waits here looks kept.
+  if (counter_ != Restart::unknown || !failed_ || manager_.has_waiting() || ++looks_ < 2) return;
+  const bool kept = platform::ServiceManager::is_kept(failed_->file()).value_or(false);
+  counter_ = kept ? Restart::keeps : Restart::cold;
+  if (kept) return;
+  log_.error(
+      "event=memory-not-kept object={} cause=\"the service manager dropped it: it keeps nothing, "
+      "or "
+      "not all; {}\"",
+      FailedAdoptions::kRole, kRemedy);
 }
 
 Adoption::Restart Adoption::restart() const {
   if (!manager_.running_under_systemd()) return Restart::cold;
-  if (counter_kept_ == Kept::not_asked) return Restart::unknown;
-  return counter_kept_ == Kept::yes && files_.all_kept() ? Restart::keeps : Restart::cold;
+  const auto shards = files_.kept();
+  if (!shards) return counter_;  // where it is kept, they will be
+  switch (*shards) {
+    case LinuxShardFiles::Kept::unknown: return Restart::unknown;
+    case LinuxShardFiles::Kept::yes: return Restart::keeps;
+    case LinuxShardFiles::Kept::no: return Restart::cold;
+  }
+  return Restart::unknown;
 }
 
 void Adoption::warn(std::string_view event, const Error& error) {

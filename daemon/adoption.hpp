@@ -38,8 +38,8 @@ class Adoption {
   // end all of them are.
   void run();
 
-  // About once a second: gives up refused files that no client maps any more, and finds out whether
-  // what was given into the store was kept.
+  // About once a second: gives up refused files that no client maps any more, shrinks what is still
+  // more than today's limits, and finds out whether what was given into the store was kept.
   void tick();
 
   // Whether a restart would keep every shard there is. Unknown until the manager has had a second.
@@ -49,12 +49,24 @@ class Adoption {
   [[nodiscard]] std::uint32_t refused_shards() const { return refused_shards_; }
 
  private:
+  // What no shard is made of. Its memory counts, and it stays in the store, as long as a client
+  // maps its pages: the next daemon has to know of it, too.
+  struct LeftOver {
+    std::string name;
+    std::vector<platform::MemoryFile> files;
+    std::uint64_t bytes = 0;  // when it was refused; clients can make it more, and gain nothing
+  };
+
+  void adopt_or_refuse(std::vector<KeptShard> shards);
   void adopt(KeptShard kept);
+  void refuse(KeptShard kept, Error reason);
   // The shard's id, if it is sound.
   [[nodiscard]] std::expected<core::ShardId, Error> take_over(core::ShardMemory memory);
   void refuse(RefusedFiles refused);
   void begin_counting(std::vector<platform::MemoryFile> kept);
+  void log_adopted();
   void count_left_over();
+  void find_out_what_is_kept();
   void warn(std::string_view event, const Error& error);
 
   core::Core& core_;
@@ -63,10 +75,11 @@ class Adoption {
   std::span<const std::string> certified_architectures_;
   spdlog::logger& log_;
   std::optional<FailedAdoptions> failed_;
-  std::vector<RefusedFiles> left_over_;
+  std::vector<LeftOver> left_over_;
   std::uint32_t adopted_shards_ = 0;
   std::uint32_t refused_shards_ = 0;
-  enum class Kept { not_asked, yes, no } counter_kept_ = Kept::not_asked;
+  int looks_ = 0;  // at what is kept
+  Restart counter_ = Restart::unknown;
 };
 
 }  // namespace hotkv

@@ -128,9 +128,10 @@ std::expected<Parts, Error> make_parts(const Config& config) {
   auto log = platform::Log::start({.level = std::string(level_name(config.log_level))});
   if (!log) return std::unexpected(std::move(log.error()));
   auto loop = std::make_unique<Loop>();
-  // A job for every append that may wait, and one for every shard that may be dropped meanwhile.
+  // A job for every append that may wait, one for every shard that may be dropped meanwhile, and
+  // the one for memory that is nobody's.
   const platform::ProvisionerOptions options{.jobs_max = std::size_t{limits->waiting_grants_max} +
-                                                         limits->max_shards};
+                                                         limits->max_shards + 1};
   auto provisioner = platform::Provisioner::start(
       platform::Headroom({.machine_reserve_bytes = config.memory_reserve_bytes}), options,
       [loop = loop.get()] { loop->wake(); });
@@ -206,14 +207,16 @@ Daemon::Impl::Impl(const Config& config, ProcessIs process, Parts parts)
   parts_.loop->take_completions = [this] { take_completions(); };
   log_.info("event=start version={} pid={} uid={}", HOTKV_VERSION, ::getpid(), ::geteuid());
   log_.info("{}", config_line(config, parts_.limits));
-  adoption_.run();
-}
-
-void Daemon::Impl::run() {
+  // From here on a signal to end waits for the loop: an adoption that it cut short would count as
+  // one that failed.
   if (process_ == ProcessIs::ours) {
     watch_end_signals();
     watch_hang_up_signal();
   }
+  adoption_.run();
+}
+
+void Daemon::Impl::run() {
   control_.start();
   admin_.start();
   tick_later();
@@ -251,10 +254,9 @@ void Daemon::Impl::tick_later() {
         if (error) return;
         dispatcher_.tick();  // which takes its time as well
         adoption_.tick();
-        for (const auto& [shard, bytes] : files_.give_back_surplus(core_)) {
-          events_.warn("surplus-memory", "shard=" + std::to_string(shard.value()) +
-                                             " bytes=" + std::to_string(bytes) +
-                                             " cause=\"a client has read holes of its arena\"");
+        if (const auto surplus = files_.give_back_surplus(core_)) {
+          events_.warn("surplus-memory", "shard=" + std::to_string(surplus->shard.value()) +
+                                             " bytes=" + std::to_string(surplus->bytes));
         }
         longest_stall_ = std::max(longest_stall_, platform::now() - due);
         tick_later();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -24,6 +25,7 @@ Error refused(std::string name, ErrorCode code, std::string cause) {
 // must not end the daemon.
 struct Belongings {
   std::uint64_t arena_inode, arena_bytes, pages_inode, pages_bytes;
+  bool huge_pages;
 };
 std::expected<Belongings, Error> read_belongings(const std::string& name,
                                                  const MemoryFile& tables) {
@@ -34,7 +36,11 @@ std::expected<Belongings, Error> read_belongings(const std::string& name,
   }
   const auto& header = *reinterpret_cast<const TablesHeader*>(bytes.data());
   if (auto checked = check_header(header); !checked) return std::unexpected(checked.error());
-  return Belongings{header.arena_inode, header.arena_bytes, header.pages_inode, header.pages_bytes};
+  if (header.state.load() == static_cast<std::uint32_t>(ShardState::closed)) {
+    return std::unexpected(refused(name, ErrorCode::shard_damaged, "an earlier daemon gave it up"));
+  }
+  return Belongings{header.arena_inode, header.arena_bytes, header.pages_inode, header.pages_bytes,
+                    header.geometry.extent_bytes % kHugePageBytes == 0};
 }
 
 struct NamedFile {
@@ -102,8 +108,8 @@ class Sorter {
       auto arena = take(arenas_, belongings->arena_inode, belongings->arena_bytes);
       auto pages = take(pages_, belongings->pages_inode, belongings->pages_bytes);
       if (arena && pages) {
-        kept_.shards.push_back(
-            {std::move(tables.name), std::move(tables.file), *std::move(arena), *std::move(pages)});
+        kept_.shards.push_back({std::move(tables.name), std::move(tables.file), *std::move(arena),
+                                *std::move(pages), belongings->huge_pages});
         return;
       }
       if (arena) files.push_back(*std::move(arena));
@@ -125,6 +131,13 @@ class Sorter {
 };
 
 }  // namespace
+
+void mark_given_up(const platform::MemoryFile& tables) {
+  if (!read_belongings("", tables)) return;
+  const auto closed = static_cast<std::uint32_t>(ShardState::closed);
+  [[maybe_unused]] const ssize_t written =
+      ::pwrite(tables.fd(), &closed, sizeof closed, offsetof(TablesHeader, state));
+}
 
 KeptFiles sort_kept(std::vector<platform::KeptDescriptor> descriptors) {
   Sorter sorter;

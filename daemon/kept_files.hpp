@@ -19,10 +19,10 @@ struct KeptShard {
   platform::MemoryFile tables;
   platform::MemoryFile arena;
   platform::MemoryFile pages;
+  bool huge_pages = false;  // the arena's extents are made of them
 };
 
-// What nothing can be made of. Clients may still map the files, so they are given up only when the
-// last client is gone; until then their memory counts.
+// What nothing can be made of. Clients may still map the files.
 struct RefusedFiles {
   std::string name;
   Error reason;
@@ -39,5 +39,9 @@ struct KeptFiles {
 // inodes and sizes of the other two. What a file is for is said by the name with which it was made.
 // The manager's names say nothing but what to call them by. Nothing is mapped here.
 [[nodiscard]] KeptFiles sort_kept(std::vector<platform::KeptDescriptor> descriptors);
+
+// Says in the tables that no daemon is to try them again. Nothing where they are not of this
+// layout.
+void mark_given_up(const platform::MemoryFile& tables);
 
 }  // namespace hotkv

@@ -20,7 +20,7 @@ using platform::FileRange;
 
 // The job that gives a dropped arena back; no order of the core ever has this number.
 constexpr std::uint64_t kDropJob = std::numeric_limits<std::uint64_t>::max();
-// Those that give back what readers of holes have filled.
+// The one that gives back what readers of holes have filled.
 constexpr std::uint64_t kSurplusJob = kDropJob - 1;
 
 ByteRange page_range(const FileLayout& layout, PageIndex page) {
@@ -32,6 +32,15 @@ std::string store_name(std::uint64_t boot_token) {
   char name[32];
   std::snprintf(name, sizeof name, "shard-%016llx", static_cast<unsigned long long>(boot_token));
   return name;
+}
+
+std::expected<Mapping, Error> map(const platform::MemoryFile& memory, bool huge_pages) {
+  return Mapping::map(memory.fd(),
+                      {.size_bytes = memory.size_bytes(),
+                       .access = MapAccess::read_write,
+                       .align_to_huge_page = huge_pages,
+                       .advise_huge_pages = huge_pages},
+                      memory.role());
 }
 
 Error no_such_shard(const char* operation, core::ShardId shard) {
@@ -46,19 +55,9 @@ std::expected<LinuxShardFiles::File, Error> LinuxShardFiles::make_file(const cha
                                                                        bool huge_pages) {
   auto memory = platform::MemoryFile::create(role, size_bytes);
   if (!memory) return std::unexpected(std::move(memory.error()));
-  return map_file(*std::move(memory), huge_pages);
-}
-
-std::expected<LinuxShardFiles::File, Error> LinuxShardFiles::map_file(platform::MemoryFile memory,
-                                                                      bool huge_pages) {
-  auto mapping = Mapping::map(memory.fd(),
-                              {.size_bytes = memory.size_bytes(),
-                               .access = MapAccess::read_write,
-                               .align_to_huge_page = huge_pages,
-                               .advise_huge_pages = huge_pages},
-                              memory.role());
+  auto mapping = map(*memory, huge_pages);
   if (!mapping) return std::unexpected(std::move(mapping.error()));
-  return File{std::make_shared<const platform::MemoryFile>(std::move(memory)), *std::move(mapping)};
+  return File{std::make_shared<platform::MemoryFile>(*std::move(memory)), *std::move(mapping)};
 }
 
 std::expected<server::PreparedShard, Error> LinuxShardFiles::prepare(const core::ShardPlan& plan) {
@@ -102,8 +101,9 @@ void LinuxShardFiles::give_into_store(Shard& shard) {
 
 std::vector<std::string> LinuxShardFiles::find_not_kept() {
   std::vector<std::string> names;
+  if (manager_.has_waiting()) return names;  // what waits here looks kept
   for (auto& [id, shard] : shards_) {
-    if (shard.kept != Kept::not_asked) continue;
+    if (shard.kept != Kept::unknown || ++shard.looks < 2) continue;
     bool kept = true;
     for (const File* file : {&shard.tables, &shard.arena, &shard.pages}) {
       kept = kept && platform::ServiceManager::is_kept(*file->memory).value_or(false);
@@ -114,21 +114,33 @@ std::vector<std::string> LinuxShardFiles::find_not_kept() {
   return names;
 }
 
-bool LinuxShardFiles::all_kept() const {
-  return std::ranges::all_of(shards_,
-                             [](const auto& entry) { return entry.second.kept == Kept::yes; });
+std::optional<LinuxShardFiles::Kept> LinuxShardFiles::kept() const {
+  if (shards_.empty()) return std::nullopt;
+  Kept worst = Kept::yes;
+  for (const auto& [id, shard] : shards_) {
+    if (shard.kept == Kept::no) return Kept::no;
+    if (shard.kept == Kept::unknown) worst = Kept::unknown;
+  }
+  return worst;
 }
 
-std::expected<core::ShardMemory, Error> LinuxShardFiles::map_kept(KeptShard kept) {
+std::expected<core::ShardMemory, Error> LinuxShardFiles::map_kept(KeptShard& kept) {
   prepared_.reset();
-  auto tables = map_file(std::move(kept.tables), false);
+  auto tables = map(kept.tables, false);
   if (!tables) return std::unexpected(std::move(tables.error()));
-  auto arena = map_file(std::move(kept.arena), huge_pages_);
+  // As it was made, whatever the configuration says now.
+  auto arena = map(kept.arena, kept.huge_pages);
   if (!arena) return std::unexpected(std::move(arena.error()));
-  auto pages = map_file(std::move(kept.pages), false);
+  auto pages = map(kept.pages, false);
   if (!pages) return std::unexpected(std::move(pages.error()));
-  prepared_.emplace(
-      Shard{*std::move(tables), *std::move(arena), *std::move(pages), {}, std::move(kept.name)});
+  const auto file = [](platform::MemoryFile& memory, Mapping& mapping) {
+    return File{std::make_shared<platform::MemoryFile>(std::move(memory)), std::move(mapping)};
+  };
+  prepared_.emplace(Shard{file(kept.tables, *tables),
+                          file(kept.arena, *arena),
+                          file(kept.pages, *pages),
+                          {},
+                          kept.name});
   return core::ShardMemory{prepared_->tables.mapping.bytes(), prepared_->arena.mapping.bytes(),
                            prepared_->pages.mapping.bytes()};
 }
@@ -138,16 +150,11 @@ void LinuxShardFiles::keep_adopted(core::ShardId shard, const FileLayout& layout
   shards_.emplace(shard, *std::exchange(prepared_, std::nullopt));
 }
 
-std::vector<platform::MemoryFile> LinuxShardFiles::give_up_kept() {
-  std::vector<platform::MemoryFile> files;
+void LinuxShardFiles::give_up_kept(KeptShard& kept) {
   const auto shard = std::exchange(prepared_, std::nullopt);
-  for (const File* file : {&shard->tables, &shard->arena, &shard->pages}) {
-    auto own = file->memory->reopen(MapAccess::read_write);
-    if (!own) continue;
-    auto memory = platform::MemoryFile::adopt(file->memory->role(), *std::move(own));
-    if (memory) files.push_back(*std::move(memory));
-  }
-  return files;
+  kept.tables = std::move(*shard->tables.memory);
+  kept.arena = std::move(*shard->arena.memory);
+  kept.pages = std::move(*shard->pages.memory);
 }
 
 void LinuxShardFiles::punch(const std::vector<core::ExtentRange>& extents) {
@@ -218,21 +225,25 @@ std::expected<std::vector<FileRange>, Error> LinuxShardFiles::file_ranges(
 // What is absent now may be ordered while the job waits. Orders are carried out one after the other
 // by one thread, so the memory of a later one comes after the punch; nothing that anybody uses is
 // in an absent extent, nor in one that arrives or leaves, which are not touched.
-std::vector<std::pair<core::ShardId, std::uint64_t>> LinuxShardFiles::give_back_surplus(
-    const core::Core& core) {
-  std::vector<std::pair<core::ShardId, std::uint64_t>> surplus;
-  if (surplus_jobs_ != 0) return surplus;  // the last ones are not done
-  for (const auto& [id, shard] : shards_) {
+std::optional<LinuxShardFiles::Surplus> LinuxShardFiles::give_back_surplus(const core::Core& core) {
+  if (surplus_job_under_way_ || shards_.empty()) return std::nullopt;
+  auto next = shards_.upper_bound(last_surplus_);
+  for (std::size_t looked_at = 0; looked_at < shards_.size(); ++looked_at, ++next) {
+    if (next == shards_.end()) next = shards_.begin();
+    const auto& [id, shard] = *next;
     // The length lines lie before the chunks, and have their memory from their use.
     const std::uint64_t accounted = core.provisioned_bytes_of(id) + shard.layout.chunks.value();
     const std::uint64_t allocated = shard.arena.memory->allocated_bytes().value_or(0);
     if (allocated <= accounted) continue;
     auto ranges = file_ranges(core.unaccounted_extents(id));
-    if (!ranges || !provisioner_.submit({kSurplusJob, *std::move(ranges), {}})) continue;
-    ++surplus_jobs_;
-    surplus.emplace_back(id, allocated - accounted);
+    if (!ranges || !provisioner_.submit({kSurplusJob, *std::move(ranges), {}})) {
+      return std::nullopt;
+    }
+    surplus_job_under_way_ = true;
+    last_surplus_ = id;
+    return Surplus{id, allocated - accounted};
   }
-  return surplus;
+  return std::nullopt;
 }
 
 std::expected<void, Error> LinuxShardFiles::run(const core::MemoryOrder& order) {
@@ -246,8 +257,9 @@ std::expected<void, Error> LinuxShardFiles::run(const core::MemoryOrder& order) 
 std::vector<platform::ProvisionCompletion> LinuxShardFiles::take_completions() {
   auto completions = provisioner_.take_completions();
   std::erase_if(completions, [](const auto& completion) { return completion.id == kDropJob; });
-  surplus_jobs_ -= std::erase_if(
+  const auto surplus_jobs = std::erase_if(
       completions, [](const auto& completion) { return completion.id == kSurplusJob; });
+  if (surplus_jobs != 0) surplus_job_under_way_ = false;
   return completions;
 }
 

@@ -48,44 +48,50 @@ class LinuxShardFiles final : public server::ShardFiles {
   // ---- adoption; before anybody is served -------------------------------------------------------
 
   // Maps the files of a shard that an earlier daemon made. Until keep_adopted() it is nobody's.
-  // Errors: system_error, shard_damaged; then the files are given up.
-  [[nodiscard]] std::expected<core::ShardMemory, Error> map_kept(KeptShard kept);
+  // Errors: system_error, shard_damaged; then `kept` has its files as before.
+  [[nodiscard]] std::expected<core::ShardMemory, Error> map_kept(KeptShard& kept);
   // The files mapped last are those of this shard from now on.
   void keep_adopted(core::ShardId shard, const FileLayout& layout);
-  // The files mapped last are nobody's; they are not mapped any more.
-  [[nodiscard]] std::vector<platform::MemoryFile> give_up_kept();
+  // The files mapped last are nobody's; they are not mapped any more, and are in `kept` again.
+  void give_up_kept(KeptShard& kept);
   // Gives memory back to the kernel at once.
   void punch(const std::vector<core::ExtentRange>& extents);
 
-  // Compares the kernel's account of each arena with the core's. Whoever maps an arena can read its
-  // holes, and that fills them: memory that is nobody's. It is given back by a job; the answer is
-  // in whose arenas it was, and how much. About once a second.
-  [[nodiscard]] std::vector<std::pair<core::ShardId, std::uint64_t>> give_back_surplus(
-      const core::Core& core);
+  // Compares the kernel's account of the arenas with the core's. Whoever maps an arena can read its
+  // holes, and that fills them: memory that is nobody's. It is given back by a job, one at a time
+  // and the shards by turns, so that nobody's order waits behind more than one of them. The answer
+  // is in whose arena it is, and how much. About once a second.
+  struct Surplus {
+    core::ShardId shard;
+    std::uint64_t bytes = 0;
+  };
+  [[nodiscard]] std::optional<Surplus> give_back_surplus(const core::Core& core);
 
   // ---- what the service manager keeps -----------------------------------------------------------
 
-  // Asks once after each shard that was given into the store since the last call: the names of
-  // those that are not there. Some time after they were given.
+  // Asks after each shard that was given into the store before the last call but one: the names of
+  // those that turn out not to be there. About once a second: so long has the manager.
   [[nodiscard]] std::vector<std::string> find_not_kept();
-  [[nodiscard]] bool all_kept() const;
+  enum class Kept { unknown, yes, no };
+  // Of all shards; nothing where there is none.
+  [[nodiscard]] std::optional<Kept> kept() const;
 
   // The answers to run(), in its order. Call when the provisioner wakes the loop.
   [[nodiscard]] std::vector<platform::ProvisionCompletion> take_completions();
 
  private:
   struct File {
-    std::shared_ptr<const platform::MemoryFile> memory;  // shared with jobs under way
+    std::shared_ptr<platform::MemoryFile> memory;  // shared with jobs under way
     Mapping mapping;
   };
-  enum class Kept { not_asked, yes, no };
   struct Shard {
     File tables;
     File arena;
     File pages;
     FileLayout layout;
     std::string kept_name;
-    Kept kept = Kept::not_asked;
+    int looks = 0;  // of find_not_kept() since it was given into the store
+    Kept kept = Kept::unknown;
   };
 
   [[nodiscard]] std::expected<File, Error> make_file(const char* role, std::uint64_t size_bytes,
@@ -93,7 +99,6 @@ class LinuxShardFiles final : public server::ShardFiles {
   [[nodiscard]] std::expected<std::vector<platform::FileRange>, Error> file_ranges(
       const std::vector<core::ExtentRange>& extents) const;
 
-  [[nodiscard]] std::expected<File, Error> map_file(platform::MemoryFile memory, bool huge_pages);
   void give_into_store(Shard& shard);
 
   platform::Provisioner& provisioner_;
@@ -101,7 +106,8 @@ class LinuxShardFiles final : public server::ShardFiles {
   const bool huge_pages_;
   std::optional<Shard> prepared_;
   std::map<core::ShardId, Shard> shards_;
-  std::size_t surplus_jobs_ = 0;  // under way
+  bool surplus_job_under_way_ = false;
+  core::ShardId last_surplus_{0};
 };
 
 }  // namespace hotkv

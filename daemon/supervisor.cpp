@@ -3,20 +3,23 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "daemon/platform/descriptor_store.hpp"
@@ -30,7 +33,10 @@ namespace {
 
 using std::chrono::steady_clock;
 
+// Doubled with each start of the last minute, so that a short shortage (of processes, say) is
+// outlived by the starts there are: 0.1, 0.2, … 6.4 s.
 constexpr auto kRestartDelay = std::chrono::milliseconds(100);
+constexpr auto kRestartDelayMax = std::chrono::milliseconds(1000);
 constexpr auto kStartsWithin = std::chrono::seconds(60);
 constexpr std::size_t kStartsMax = 8;
 // Exit codes of the daemon that another start would only repeat; see main.cpp.
@@ -87,18 +93,22 @@ class Supervisor {
     signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signals_) return complain("signalfd fails");
     for (;;) {
-      if (!start()) return complain("cannot start " + arguments_.front());
-      const int status = wait_for_child();
-      if (WIFEXITED(status)) {
-        const int code = WEXITSTATUS(status);
-        if (code == 0 || (code >= kFirstLastingCode && code <= kLastLastingCode)) return code;
+      if (start()) {
+        const int status = wait_for_child();
+        if (WIFEXITED(status)) {
+          const int code = WEXITSTATUS(status);
+          if (code == 0 || (code >= kFirstLastingCode && code <= kLastLastingCode)) return code;
+        }
+      } else {
+        complain(std::string("cannot start the daemon: ") + std::strerror(errno));
       }
       if (ending_) return 1;
       if (is_crash_loop()) {
         return complain("the daemon ended " + std::to_string(starts_.size()) +
                         " times within a minute; giving up");
       }
-      std::this_thread::sleep_for(kRestartDelay);
+      wait_for_a_signal(std::min(kRestartDelay * (1 << (starts_.size() - 1)), kRestartDelayMax));
+      if (ending_) return 1;
     }
   }
 
@@ -138,6 +148,26 @@ class Supervisor {
     ::_exit(127);
   }
 
+  // Or for so long.
+  void wait_for_a_signal(std::chrono::milliseconds wait) {
+    const auto end = steady_clock::now() + wait;
+    while (!ending_ && steady_clock::now() < end) {
+      pollfd entry{.fd = signals_.get(), .events = POLLIN, .revents = 0};
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - steady_clock::now());
+      (void)::poll(&entry, 1, static_cast<int>(left.count()));
+      take_signals();
+    }
+  }
+
+  void take_signals() {
+    signalfd_siginfo signal{};
+    while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) {
+      if (signal.ssi_signo == SIGCHLD) continue;
+      ending_ = ending_ || signal.ssi_signo != SIGHUP;
+      if (child_ > 0) ::kill(child_, static_cast<int>(signal.ssi_signo));
+    }
+  }
+
   // How it ended, as waitpid() tells.
   int wait_for_child() {
     for (;;) {
@@ -145,17 +175,13 @@ class Supervisor {
                                     pollfd{.fd = notify_.get(), .events = POLLIN, .revents = 0}};
       (void)::poll(entries.data(), entries.size(), -1);
       take_messages();
-      signalfd_siginfo signal{};
-      while (::read(signals_.get(), &signal, sizeof signal) == sizeof signal) {
-        if (signal.ssi_signo == SIGCHLD) continue;
-        ending_ = ending_ || signal.ssi_signo != SIGHUP;
-        ::kill(child_, static_cast<int>(signal.ssi_signo));
-      }
+      take_signals();
       // As the first process of a container it has other people's children, too.
       int status = 0;
       for (pid_t ended = ::waitpid(-1, &status, WNOHANG); ended > 0;
            ended = ::waitpid(-1, &status, WNOHANG)) {
         if (ended != child_) continue;
+        child_ = -1;      // its number may be another's from here on
         take_messages();  // sent before it died
         return status;
       }
@@ -188,6 +214,17 @@ class Supervisor {
 }  // namespace
 
 int supervise(std::vector<std::string> arguments, std::size_t descriptors_max) {
+  // Each is held here, and twice for a moment in the child that gets it.
+  constexpr rlim_t kOthers = 64;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return complain("getrlimit fails");
+  limit.rlim_cur = limit.rlim_max;
+  (void)::setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_max < 2 * descriptors_max + kOthers) {
+    return complain("the limit of descriptors is " + std::to_string(limit.rlim_max) + ", for " +
+                    std::to_string(descriptors_max) + " kept ones it must be " +
+                    std::to_string(2 * descriptors_max + kOthers) + " at least");
+  }
   return Supervisor(std::move(arguments), descriptors_max).run();
 }
 

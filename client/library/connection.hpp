@@ -115,10 +115,13 @@ class Connection {
   const std::uint64_t boot_token_;
   const std::shared_ptr<Wakeup> wakeup_;
 
-  std::atomic<bool> connected_{true};  // watching thread writes, with mutex_ held
-  std::atomic<bool> lost_{false};      // watching thread writes
+  // On a line of their own: every resolve and publish reads them, every request writes what is
+  // below. The watching thread writes, connected_ with mutex_ held. Neither publishes anything: a
+  // call that reads the old value is one that came before the change.
+  alignas(64) std::atomic<bool> connected_{true};
+  std::atomic<bool> lost_{false};
 
-  std::mutex mutex_;  // guards all below
+  alignas(64) std::mutex mutex_;  // guards all below
   // Changed by the watching thread only, which therefore reads it without the mutex.
   ParentOnlyFd socket_;
   std::uint64_t last_id_ = 0;

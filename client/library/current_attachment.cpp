@@ -1,6 +1,7 @@
 #include "client/library/current_attachment.hpp"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -9,8 +10,8 @@
 namespace hotkv::client {
 namespace {
 
-// A daemon that accepts and says nothing is left alone after this long, however long calls may
-// wait: the next try may find another one.
+// A daemon that accepts and says nothing is left alone after this long: the next try may find
+// another one.
 constexpr auto kTryMax = std::chrono::seconds(5);
 
 ClientOptions with_path(ClientOptions options) {
@@ -88,12 +89,16 @@ std::shared_ptr<Attachment> CurrentAttachment::get() const {
 }
 
 std::shared_ptr<Attachment> CurrentAttachment::exchange(std::shared_ptr<Attachment> next) {
-  if (next != nullptr) {
-    chunk_tokens_ = next->geometry().chunk_tokens;
-    boot_token_ = next->facts().boot_token;
+  const std::shared_ptr<Attachment> now = next;
+  {
+    const SpinLock lock(copying_);
+    std::swap(current_, next);
   }
-  const SpinLock lock(copying_);
-  std::swap(current_, next);
+  // Behind the swap: whoever sees the new token gets the new memory.
+  if (now != nullptr) {
+    chunk_tokens_.store(now->geometry().chunk_tokens, std::memory_order_release);
+    boot_token_.store(now->facts().boot_token, std::memory_order_release);
+  }
   return next;
 }
 
@@ -112,14 +117,19 @@ void CurrentAttachment::connection_changed(bool gave_up) {
 
 std::expected<Connection*, Error> CurrentAttachment::come_back(
     Attachment*& served, const std::shared_ptr<Wakeup>& wakeup) {
-  const HandshakeLimits limits{std::min(deadline_after(options_.deadline), deadline_after(kTryMax)),
-                               wakeup.get()};
+  // Not by the deadline of calls, which may be far shorter than a busy daemon's answer to many.
+  const HandshakeLimits limits{deadline_after(kTryMax), wakeup.get()};
   if (!served->is_lost()) {
     auto socket =
         come_back_to_shard(options_.socket_path, recipe_, options_.access, served->facts(), limits);
     if (socket) {
       served->connection().resume(std::move(*socket));
-      served->settle_leases();
+      try {
+        served->settle_leases();
+      } catch (const std::bad_alloc&) {
+        served->connection().end("out of memory");  // and all of it again
+        throw;
+      }
       return &served->connection();
     }
     if (socket.error().code != ErrorCode::shard_replaced) {

@@ -43,8 +43,13 @@ class CurrentAttachment : public std::enable_shared_from_this<CurrentAttachment>
   // Safe in a forked child, all four.
   [[nodiscard]] bool is_foreign() const noexcept { return guard_.is_foreign(); }
   [[nodiscard]] const Recipe& recipe() const { return recipe_; }
-  [[nodiscard]] std::uint32_t chunk_tokens() const { return chunk_tokens_.load(); }
-  [[nodiscard]] std::uint64_t boot_token() const { return boot_token_.load(); }
+  [[nodiscard]] std::uint32_t chunk_tokens() const {
+    return chunk_tokens_.load(std::memory_order_acquire);
+  }
+  // A get() after it is of this memory, or of a later one.
+  [[nodiscard]] std::uint64_t boot_token() const {
+    return boot_token_.load(std::memory_order_acquire);
+  }
 
   [[nodiscard]] const ClientOptions& options() const { return options_; }
   // Every call of a user takes its own share first, and works with this one life of memory.
@@ -79,7 +84,7 @@ class CurrentAttachment : public std::enable_shared_from_this<CurrentAttachment>
 
   // Held for the length of one copy of current_. A word of its own because this lies on the path of
   // every resolve, and not std::atomic<std::shared_ptr>, whose lock in GCC 12 TSan cannot follow.
-  mutable std::atomic<bool> copying_{false};
+  alignas(64) mutable std::atomic<bool> copying_{false};
   std::shared_ptr<Attachment> current_;  // guarded by copying_
 
   mutable std::mutex wait_mutex_;

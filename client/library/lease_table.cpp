@@ -12,10 +12,8 @@ namespace {
 // would give memory to parts of the tables that have none.
 constexpr std::uint32_t kUnusedSlotsMax = 64;
 
-Request close_request(const SessionId& session, Epoch epoch, Generation generation) {
-  Request close(protocol::Type::close);
-  close.add(protocol::CloseOperation{encode_name(session, epoch), generation.value(), 0});
-  return close;
+protocol::CloseOperation close_of(const SessionId& session, Epoch epoch, Generation generation) {
+  return {encode_name(session, epoch), generation.value(), 0};
 }
 
 // The context of a slot whose lease the client of `page` has. Read while the daemon may change the
@@ -69,25 +67,35 @@ std::optional<Request> LeaseTable::let_go(const Key& key) {
   const std::optional<Standing> standing = found->second.standing;
   entries_.erase(found);
   if (!standing) return std::nullopt;
-  return close_request(key.first, key.second, standing->generation);
+  Request close(protocol::Type::close);
+  close.add(close_of(key.first, key.second, standing->generation));
+  return close;
 }
 
 void LeaseTable::settle(const SessionIndex& tables, PageIndex page) {
+  std::uint32_t next = 0;
   std::uint32_t unused = 0;
-  for (std::uint32_t i = 0; i < tables.slot_count() && unused < kUnusedSlotsMax; ++i) {
-    const SlotIndex slot{i};
-    const HeadWord head = load_head(tables.slot(slot).head);
-    unused = head.generation == Generation{0} ? unused + 1 : 0;
-    if (head.tip.is_free()) continue;
-    const auto held = key_if_held(tables.slot(slot), page);
-    if (!held) continue;
+  while (next < tables.slot_count() && unused < kUnusedSlotsMax) {
+    // Held until what it decided is on its way. One message for as many as it takes: nobody
+    // receives on this thread meanwhile, and the daemon hangs up on whoever leaves many replies
+    // unread.
     const std::lock_guard lock(mutex_);
-    const auto entry = entries_.find(*held);
-    if (entry != entries_.end()) {
-      note(entry->second, {slot, head.generation});
-    } else {
-      connection_.post(close_request(held->first, held->second, head.generation));
+    Request closes(protocol::Type::close);
+    for (; next < tables.slot_count() && unused < kUnusedSlotsMax && !closes.is_full(); ++next) {
+      const SlotIndex slot{next};
+      const HeadWord head = load_head(tables.slot(slot).head);
+      unused = head.generation == Generation{0} ? unused + 1 : 0;
+      if (head.tip.is_free()) continue;
+      const auto held = key_if_held(tables.slot(slot), page);
+      if (!held) continue;
+      const auto entry = entries_.find(*held);
+      if (entry != entries_.end()) {
+        note(entry->second, {slot, head.generation});
+      } else {
+        closes.add(close_of(held->first, held->second, head.generation));
+      }
     }
+    if (closes.count() != 0) connection_.post(std::move(closes));
   }
 }
 

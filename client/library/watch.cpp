@@ -5,6 +5,8 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <new>
 #include <random>
 #include <string>
 #include <system_error>
@@ -73,6 +75,9 @@ bool is_lasting(ErrorCode code) {
   }
 }
 
+// Short enough for a std::string to hold it without memory.
+constexpr const char* kNoMemory = "out of memory";
+
 Deadline add(Deadline from, std::chrono::milliseconds wait) {
   return from + std::min<std::chrono::milliseconds>(wait, std::chrono::hours(24 * 365 * 10));
 }
@@ -98,6 +103,7 @@ Watch::Watch(Connection& connection, std::shared_ptr<Wakeup> wakeup, ComeBack co
     : wakeup_(std::move(wakeup)),
       come_back_(std::move(come_back)),
       connection_(&connection),
+      buffer_(protocol::kFrameBytesMax),
       random_state_(random_seed(this)) {}
 
 Watch::~Watch() {
@@ -108,18 +114,36 @@ Watch::~Watch() {
 void Watch::run() {
   for (;;) {
     const auto served_since = steady_clock::now();
-    serve();
+    try {
+      serve();
+    } catch (const std::bad_alloc&) {  // the process has other threads, which may get along
+      connection_->end(kNoMemory);
+    }
     if (wakeup_->is_stopping() || !come_back(served_since)) return;
   }
 }
 
+std::expected<Connection*, Error> Watch::try_once() const {
+  try {
+    return come_back_.try_once();
+  } catch (const std::bad_alloc&) {
+    return std::unexpected(Error{ErrorCode::system_error, {}, {}, kNoMemory, ENOMEM});
+  }
+}
+
 void Watch::serve() {
-  std::vector<std::byte> buffer(protocol::kFrameBytesMax);
   while (connection_->is_connected() && !wakeup_->is_stopping()) {
     const short events = connection_->has_queue() ? POLLIN | POLLOUT : POLLIN;
     const auto came = wakeup_->wait(connection_->socket(), events, std::nullopt);
     if (!came) return connection_->end(came.error().message());
-    if (!wakeup_->is_stopping()) connection_->serve(buffer);
+    if (!wakeup_->is_stopping()) connection_->serve(buffer_);
+  }
+}
+
+void Watch::sleep_until(steady_clock::time_point end) const {
+  while (steady_clock::now() < end && !wakeup_->is_stopping()) {
+    if (wakeup_->wait(-1, 0, end)) continue;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the kernel has no memory, say
   }
 }
 
@@ -128,20 +152,14 @@ bool Watch::come_back(steady_clock::time_point served_since) {
   const auto give_up_at = add(lost_at, come_back_.within);
   if (lost_at - served_since >= kSettledAfter) tries_ = 0;
   std::string last = "it hung up";
-  while (!wakeup_->is_stopping()) {
-    const auto next_try = steady_clock::now() + retry_delay(tries_, next_random(random_state_));
-    while (steady_clock::now() < std::min(next_try, give_up_at) && !wakeup_->is_stopping()) {
-      if (!wakeup_->wait(-1, 0, std::min(next_try, give_up_at))) break;
-    }
+  // The last try is at the end of the time, however long the delay before it would have been, and
+  // however long this process stood still.
+  for (bool is_last = come_back_.within.count() == 0; !is_last;) {
+    sleep_until(std::min(give_up_at,
+                         steady_clock::now() + retry_delay(tries_, next_random(random_state_))));
     if (wakeup_->is_stopping()) return false;
-    if (steady_clock::now() >= give_up_at) {
-      if (come_back_.within.count() != 0) {
-        connection_->explain("it did not come back within " +
-                             std::to_string(come_back_.within.count()) + " ms: " + last);
-      }
-      break;
-    }
-    const auto next = come_back_.try_once();
+    is_last = steady_clock::now() >= give_up_at;
+    const auto next = try_once();
     if (next && *next == nullptr) break;
     if (next) {
       connection_ = *next;
@@ -150,7 +168,9 @@ bool Watch::come_back(steady_clock::time_point served_since) {
       return true;
     }
     last = next.error().message();
-    connection_->explain("it has not come back yet: " + last);
+    connection_->explain(is_last ? "it did not come back within " +
+                                       std::to_string(come_back_.within.count()) + " ms: " + last
+                                 : "it has not come back yet: " + last);
     tries_ = is_lasting(next.error().code) ? kSlowestTry : std::min(tries_ + 1, kSlowestTry);
   }
   if (come_back_.changed) come_back_.changed(true);

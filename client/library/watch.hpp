@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include <hotkv/error.hpp>
 
@@ -16,7 +17,7 @@ namespace hotkv::client {
 
 // How to come back after a hang-up. All of it runs on the watching thread.
 struct ComeBack {
-  // Counted from the hang-up; 0: never. Afterwards the client stays disconnected.
+  // Counted from the hang-up; 0: never. After a last try then the client stays disconnected.
   std::chrono::milliseconds within{0};
   // One try, bounded by a deadline of its own and by Wakeup::is_stopping(). What to serve from then
   // on, connected; null: never any more.
@@ -41,6 +42,9 @@ class Watch {
   Watch(Connection& connection, std::shared_ptr<Wakeup> wakeup, ComeBack come_back);
   // All below on the watching thread.
   void run();
+  // Nothing escapes it.
+  [[nodiscard]] std::expected<Connection*, Error> try_once() const;
+  void sleep_until(std::chrono::steady_clock::time_point end) const;
   void serve();  // until the connection is at its end
   // Whether there is a connection to serve again.
   bool come_back(std::chrono::steady_clock::time_point served_since);
@@ -48,7 +52,8 @@ class Watch {
   const std::shared_ptr<Wakeup> wakeup_;
   const ComeBack come_back_;
   Connection* connection_;
-  std::uint32_t tries_ = 0;  // since a connection last stood for a while
+  std::vector<std::byte> buffer_;  // of one frame
+  std::uint32_t tries_ = 0;        // since a connection last stood for a while
   std::uint64_t random_state_;
 
   std::thread thread_;

@@ -1,6 +1,7 @@
 #include "daemon/core/chunk_pool.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "shared/check.hpp"
 
@@ -184,12 +185,18 @@ void ChunkPool::reset() {
   idle_.clear();
   absent_.clear();
   present_count_ = arriving_count_ = leaving_count_ = 0;
-  for (std::uint32_t i = 0; i < tables_.geometry().extent_count; ++i) {
-    const ExtentIndex extent{i};
-    if (!is_accounted(extent)) continue;
-    grow_to(extent);
-    absent_.erase(i);
-    become_present(extent);
+  // Word by word: most of a large arena was never used.
+  const std::uint32_t extent_count = tables_.geometry().extent_count;
+  for (std::uint64_t word = 0; word < extent_words(extent_count); ++word) {
+    std::uint64_t bits = tables_.extent_bits()[word].load(std::memory_order_relaxed);
+    for (; bits != 0; bits &= bits - 1) {
+      const std::uint64_t i = word * 64 + static_cast<std::uint64_t>(std::countr_zero(bits));
+      if (i >= extent_count) break;  // of damaged tables
+      const ExtentIndex extent{static_cast<std::uint32_t>(i)};
+      grow_to(extent);
+      absent_.erase(extent.value());
+      become_present(extent);
+    }
   }
 }
 

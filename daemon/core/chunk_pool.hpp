@@ -52,6 +52,10 @@ class ChunkPool {
   // ---- extents
   enum class ExtentState : std::uint8_t { absent, arriving, present, leaving };
   [[nodiscard]] std::uint32_t absent_count() const;
+  // Every extent from here on is absent, and was never anything else.
+  [[nodiscard]] std::uint32_t known_extents() const {
+    return static_cast<std::uint32_t>(states_.size());
+  }
   [[nodiscard]] std::uint32_t present_count() const { return present_count_; }
   [[nodiscard]] std::uint32_t arriving_count() const { return arriving_count_; }
   [[nodiscard]] std::uint32_t leaving_count() const { return leaving_count_; }

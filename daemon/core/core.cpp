@@ -31,25 +31,21 @@ std::expected<Core::PageGrant, Error> Core::attach(ShardId shard_id, Access acce
   return PageGrant{{shard_id, *page}, cookie};
 }
 
-bool Core::is_page_of(ClientId client, std::uint64_t cookie) const {
-  const Shard& shard = impl_->shards.at(client.shard);
-  return shard.pages.has_claims(client.page) && shard.pages.cookie(client.page) == cookie;
+bool Core::is_page_of(ClientId client, Access access, std::uint64_t cookie) const {
+  const PageTable& pages = impl_->shards.at(client.shard).pages;
+  return pages.has_claims(client.page) && pages.cookie(client.page) == cookie &&
+         pages.access(client.page) == access;
 }
 
 std::expected<Core::PageGrant, Error> Core::come_back(ClientId client, Access access,
                                                       std::uint64_t cookie) {
   Shard& shard = impl_->shards.at(client.shard);
-  const bool is_its_own = is_page_of(client, cookie);
+  const bool is_its_own = is_page_of(client, access, cookie);
   // A connected one has a client: whoever asks knows its cookie from somewhere else.
   if (!is_its_own || shard.pages.is_connected(client.page) || !impl_->liveness.is_alive(client)) {
     return std::unexpected(
         Error{ErrorCode::shard_replaced, "attach", impl_->describe(shard),
               "page " + std::to_string(client.page.value()) + " is not one that this client left"});
-  }
-  if (shard.pages.access(client.page) != access) {
-    return std::unexpected(
-        Error{ErrorCode::invalid_argument, "attach", impl_->describe(shard),
-              "page " + std::to_string(client.page.value()) + " was taken with another access"});
   }
   shard.pages.reconnect(client.page);
   return PageGrant{client, cookie};

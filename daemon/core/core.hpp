@@ -222,10 +222,11 @@ class Core {
   [[nodiscard]] std::uint64_t provisioned_bytes_of(ShardId shard) const;
   // Gives a shard up that has just been adopted; its memory is not touched.
   void forget_shard(ShardId shard);
-  // After adoptions the budget may be smaller than what they brought. Ends least recently used
-  // contexts that nobody pins, and takes idle extents out of the account, until it fits or nothing
-  // is left to give: the extents to give back to the kernel, at once.
-  [[nodiscard]] std::vector<ExtentRange> shrink_to_budget();
+  // What was adopted can be more than the limits of today allow: of contexts in a shard, of bytes
+  // of an owner and of all. Ends least recently used contexts that nobody pins, and takes up to
+  // `extents_max` idle extents out of the account: to be given back to the kernel at once. Again
+  // later, as pins end; nothing where nothing is too much.
+  [[nodiscard]] std::vector<ExtentRange> shrink_to_limits(std::size_t extents_max);
   // Memory that the kernel holds for files of an earlier daemon which no shard is made of. It
   // counts as in transit until this is called with less.
   void set_left_over_bytes(std::uint64_t bytes);
@@ -246,12 +247,12 @@ class Core {
                                                        std::uint32_t pid, std::uint64_t cookie);
   // A client comes back to the page it has: its connection ended, or an adoption lies between; its
   // mapping never ended. It has its pins and leases as before. Call disconnected() first if the
-  // core does not know yet that the earlier connection is over. Errors: shard_replaced (no such
-  // page here, another cookie, or its mapping is gone), invalid_argument (another access).
+  // core does not know yet that the earlier connection is over. // Errors: shard_replaced (no such
+  // page here, another cookie or access, or its mapping is gone).
   [[nodiscard]] std::expected<PageGrant, Error> come_back(ClientId client, Access access,
                                                           std::uint64_t cookie);
-  // Whether the page is one that its client could come back to with this cookie.
-  [[nodiscard]] bool is_page_of(ClientId client, std::uint64_t cookie) const;
+  // Whether the page is one that its client could come back to with this access and cookie.
+  [[nodiscard]] bool is_page_of(ClientId client, Access access, std::uint64_t cookie) const;
   // The connection ended; the client may live on. Its waiting grants are dropped; pins and leases
   // stay until its mapping is gone, which is asked here at once and on later occasions again. Once.
   void disconnected(ClientId client);

@@ -55,6 +55,10 @@ class Core::Impl {
   void expire(Shard& shard);
   // Drops a shard without contexts and clients, of this owner if one is given.
   bool drop_empty_shard(std::optional<std::uint32_t> owner_uid);
+  // Bytes above the bound of an owner, or of all; negative below it.
+  [[nodiscard]] std::int64_t excess(std::optional<std::uint32_t> owner) const;
+  void shrink(std::optional<std::uint32_t> owner, std::size_t extents_max,
+              std::vector<ExtentRange>& ranges);
   [[nodiscard]] ContextInfo context_info(const Shard& shard, SlotIndex slot,
                                          const PinSet& pins) const;
 
@@ -69,6 +73,9 @@ class Core::Impl {
   std::vector<ClientId> gone;
   std::uint64_t next_shard_id = 1;
   std::uint64_t adopted_ms = 0;  // the last adoption
+  // What an adoption brought above the budget and pins or left-over files hold there; see
+  // Core::shrink_to_limits. Nothing that this core does adds to it.
+  std::int64_t tolerated_excess = 0;
 };
 
 }  // namespace hotkv::core

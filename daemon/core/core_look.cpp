@@ -96,8 +96,9 @@ std::optional<std::string> Core::verify() const {
   for (const auto& [id, shard] : impl_->shards.map()) {
     if (auto broken = verify(id)) return broken;
   }
-  const auto budget = static_cast<std::int64_t>(impl_->limits.max_bytes);
-  if (impl_->shards.provisioned_bytes() > budget) return "provisioned bytes exceed the budget";
+  if (impl_->excess(std::nullopt) > impl_->tolerated_excess) {
+    return "provisioned bytes exceed the budget";
+  }
   return std::nullopt;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
 
@@ -126,32 +127,58 @@ void Core::forget_shard(ShardId shard) {
   impl_->shards.map().erase(shard);
 }
 
-std::vector<ExtentRange> Core::shrink_to_budget() {
-  auto& shards = impl_->shards;
-  const auto excess = [&] {
-    return shards.provisioned_bytes() - static_cast<std::int64_t>(impl_->limits.max_bytes);
-  };
+std::vector<ExtentRange> Core::shrink_to_limits(std::size_t extents_max) {
+  std::vector<ExtentRange> ranges;
+  for (const auto& [id, shard] : impl_->shards.map()) {
+    const auto has_too_many = [&, &sessions = shard->sessions] {
+      return sessions.live_count() > impl_->limits.session_cap;
+    };
+    if (has_too_many()) {
+      impl_->reclaim.end_oldest_while(has_too_many, std::array{shard.get()}, impl_->now_ms());
+    }
+  }
+  if (impl_->limits.max_bytes_per_owner != 0) {
+    for (const std::uint32_t owner : impl_->shards.owners()) {
+      impl_->shrink(owner, extents_max, ranges);
+    }
+  }
+  impl_->shrink(std::nullopt, extents_max, ranges);
+  impl_->tolerated_excess = std::max<std::int64_t>(impl_->excess(std::nullopt), 0);
+  return ranges;
+}
+
+std::int64_t Core::Impl::excess(std::optional<std::uint32_t> owner) const {
+  const std::int64_t provisioned =
+      owner ? shards.provisioned_bytes_of(*owner) : shards.provisioned_bytes();
+  return provisioned -
+         static_cast<std::int64_t>(owner ? limits.max_bytes_per_owner : limits.max_bytes);
+}
+
+void Core::Impl::shrink(std::optional<std::uint32_t> owner, std::size_t extents_max,
+                        std::vector<ExtentRange>& ranges) {
+  std::vector<Shard*> concerned;
+  for (const auto& [id, shard] : shards.map()) {
+    if (!owner || shard->key.owner_uid == *owner) concerned.push_back(shard.get());
+  }
   const auto is_too_much = [&] {
     std::int64_t idle = 0;
-    for (const auto& [id, shard] : shards.map()) {
+    for (const Shard* shard : concerned) {
       idle += static_cast<std::int64_t>(shard->chunks.idle_extents().size() *
                                         shard->tables.geometry().extent_bytes);
     }
-    return excess() > idle;
+    return excess(owner) > idle;
   };
-  while (is_too_much() && impl_->reclaim.end_oldest_while(is_too_much, impl_->now_ms())) {
+  while (is_too_much() && reclaim.end_oldest_while(is_too_much, concerned, now_ms())) {
   }
-  std::vector<ExtentRange> ranges;
-  for (const auto& [id, shard] : shards.map()) {
+  for (Shard* shard : concerned) {
     ChunkPool& chunks = shard->chunks;
-    while (excess() > 0 && !chunks.idle_extents().empty()) {
+    while (excess(owner) > 0 && !chunks.idle_extents().empty() && ranges.size() < extents_max) {
       const ExtentIndex extent{*chunks.idle_extents().rbegin()};
       chunks.begin_departure(extent);
       chunks.end_departure(extent, true);
       ranges.push_back(range_of(*shard, extent, 1));
     }
   }
-  return ranges;
 }
 
 void Core::set_left_over_bytes(std::uint64_t bytes) {
@@ -165,7 +192,8 @@ std::vector<ExtentRange> Core::unaccounted_extents(ShardId shard_id) const {
   const Geometry& g = shard.tables.geometry();
   std::vector<ExtentRange> ranges;
   bool follows = false;  // the extent before is one of them
-  for (std::uint32_t i = 0; i < g.extent_count; ++i) {
+  const std::uint32_t known = shard.chunks.known_extents();
+  for (std::uint32_t i = 0; i < known; ++i) {
     const bool is_absent = shard.chunks.state(ExtentIndex{i}) == ChunkPool::ExtentState::absent;
     if (is_absent && follows) {
       ranges.back().size_bytes += g.extent_bytes;
@@ -173,6 +201,9 @@ std::vector<ExtentRange> Core::unaccounted_extents(ShardId shard_id) const {
       ranges.push_back(range_of(shard, ExtentIndex{i}, 1));
     }
     follows = is_absent;
+  }
+  if (known < g.extent_count) {
+    ranges.push_back(range_of(shard, ExtentIndex{known}, g.extent_count - known));
   }
   return ranges;
 }

@@ -181,10 +181,9 @@ std::optional<std::vector<Victim>> Reclaim::choose_victims(Shard& shard, std::ui
   return std::nullopt;
 }
 
-bool Reclaim::end_oldest_while(const std::function<bool()>& wanted, std::uint64_t now_ms) {
-  std::vector<Shard*> all;
-  for (const auto& [id, shard] : shards_.map()) all.push_back(shard.get());
-  const auto candidates = candidates_of(all, now_ms);
+bool Reclaim::end_oldest_while(const std::function<bool()>& wanted, std::span<Shard* const> shards,
+                               std::uint64_t now_ms) {
+  const auto candidates = candidates_of(shards, now_ms);
   for (const Victim& victim : candidates) {
     if (!wanted()) break;
     Shard& shard = shards_.at(victim.shard);

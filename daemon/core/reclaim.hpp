@@ -45,9 +45,10 @@ class Reclaim {
                                                                   std::uint64_t chunks,
                                                                   SlotIndex keep,
                                                                   std::uint64_t now_ms);
-  // Ends contexts of all shards that have chunks and that nobody pins, least recently used first,
+  // Ends contexts of some shards that have chunks and that nobody pins, least recently used first,
   // as long as it is wanted. False if there was none to end.
-  bool end_oldest_while(const std::function<bool()>& wanted, std::uint64_t now_ms);
+  bool end_oldest_while(const std::function<bool()>& wanted, std::span<Shard* const> shards,
+                        std::uint64_t now_ms);
   // The least recently used unpinned context of the shard.
   [[nodiscard]] std::optional<SlotIndex> choose_one(Shard& shard, std::uint64_t now_ms);
 

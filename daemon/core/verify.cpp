@@ -103,9 +103,29 @@ Broken verify_kept_heads(const Shard& shard, ChunkPool::SoundChunks& sound) {
   return std::nullopt;
 }
 
+// Most of a large arena was never used. Its bits are looked at by words.
+Broken verify_extents_never_used(const Shard& shard) {
+  const std::uint32_t extent_count = shard.tables.geometry().extent_count;
+  for (std::uint32_t i = shard.chunks.known_extents(); i < extent_count;) {
+    const bool is_whole_word = i % 64 == 0 && extent_count - i >= 64;
+    if (is_whole_word ? shard.tables.extent_bits()[i / 64].load(std::memory_order_relaxed) != 0
+                      : shard.chunks.is_accounted(ExtentIndex{i})) {
+      return "extents from " + std::to_string(i) + " on: a bit is set, none was ever used";
+    }
+    i += is_whole_word ? 64 : 1;
+  }
+  return std::nullopt;
+}
+
 Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) {
   const Geometry& g = shard.tables.geometry();
   const auto owners = count_owners(shard);
+  if (auto broken = verify_extents_never_used(shard)) return broken;
+  for (const auto& [chunk, count] : owners) {
+    if (g.extent_of(ChunkIndex{chunk}).value() >= shard.chunks.known_extents()) {
+      return at_chunk(chunk) + ": in use, no memory";
+    }
+  }
   std::set<std::uint32_t> taken;
   for (const ChunkIndex chunk : booked) {
     if (!taken.insert(chunk.value()).second) return at_chunk(chunk.value()) + ": booked twice";
@@ -113,7 +133,8 @@ Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) 
   }
   std::uint64_t free = 0;
   std::uint32_t present = 0;
-  for (std::uint32_t i = 0; i < g.extent_count; ++i) {
+  const std::uint32_t known = shard.chunks.known_extents();
+  for (std::uint32_t i = 0; i < known; ++i) {
     const ExtentIndex extent{i};
     const bool is_present = shard.chunks.state(extent) == ChunkPool::ExtentState::present;
     if (is_present) ++present;

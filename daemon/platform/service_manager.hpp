@@ -26,7 +26,7 @@ struct KeptDescriptor {
 };
 
 // One thread's. No call blocks: what the manager does not take at once waits here and goes out with
-// the next message, in order.
+// the next message or flush(), in order.
 class ServiceManager {
  public:
   ServiceManager() = default;
@@ -47,6 +47,10 @@ class ServiceManager {
       const;
   [[nodiscard]] std::expected<void, Error> ping();
 
+  // Sends what waits, as far as the manager takes it; now and then. Errors: system_error.
+  [[nodiscard]] std::expected<void, Error> flush();
+  [[nodiscard]] bool has_waiting() const { return !waiting_.empty(); }
+
   // ---- the descriptor store ---------------------------------------------------------------------
 
   // What was kept for this process. Once: the environment that says so is cleared. The manager
@@ -60,7 +64,9 @@ class ServiceManager {
   // Everything under that name leaves the store.
   [[nodiscard]] std::expected<void, Error> let_go(const std::string& name);
   // What is sent is a description of its own that holds a lock on the file's first byte. The lock
-  // stands as long as somebody holds that description, and this process does not.
+  // stands as long as somebody holds that description: this process while the message waits here,
+  // the kernel while it is under way, then the manager or nobody. So ask some time after it went
+  // out. (A client can lock that byte of its own shard's files, and lie to itself.)
   [[nodiscard]] static std::expected<bool, Error> is_kept(const MemoryFile& file);
 
  private:
@@ -69,7 +75,6 @@ class ServiceManager {
     std::vector<UniqueFd> fds;
   };
   [[nodiscard]] static std::expected<FrameOutcome, Error> try_to_send(const Message& message);
-  [[nodiscard]] std::expected<void, Error> flush();
   [[nodiscard]] std::expected<void, Error> send(std::string state, std::vector<UniqueFd> fds = {});
 
   std::deque<Message> waiting_;

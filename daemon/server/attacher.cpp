@@ -45,7 +45,7 @@ std::expected<Attacher::Attached, Error> Attacher::come_back(Peer peer, const Re
   }
   const core::ClientId client{*shard, claim.page};
   // Its hang-up may not have been seen yet, or the socket is held open by a child of it.
-  if (core_.is_page_of(client, claim.cookie)) end_connection(client);
+  if (core_.is_page_of(client, arguments.access, claim.cookie)) end_connection(client);
   const auto page = core_.come_back(client, arguments.access, claim.cookie);
   if (!page) return std::unexpected(page.error());
   const FileLayout layout = core_.layout_of(*shard);

@@ -215,7 +215,7 @@ class Fuzz {
 
   // As the daemon does. Where the bits lie, what they claim is a hole, which reads as zeros.
   void give_back_what_is_not_accounted() {
-    const auto punched = tiny_->core.shrink_to_budget();
+    const auto punched = tiny_->core.shrink_to_limits(1 << 20);
     const core::ShardTables tables = adopted_tables();
     for (std::uint32_t i = 0; i < tables.geometry().extent_count; ++i) {
       const bool is_accounted = (tables.extent_bits()[i / 64] >> i % 64 & 1) != 0;

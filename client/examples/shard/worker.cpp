@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "client/adapter/head_driver.hpp"
 #include "client/adapter/pipeline.hpp"
@@ -32,21 +33,23 @@ void Worker::say(const std::string& what) const {
 }
 
 std::expected<BoundaryAdapter*, Error> Worker::adapter() {
-  if (adapter_ && adapter_->client().is_connected()) return adapter_.get();
-  if (adapter_ && !is_daemon_missed_) say("hotkvd is gone");
-  if (adapter_) is_daemon_missed_ = true;
-  adapter_.reset();
-  auto attached = BoundaryAdapter::attach(options_, *computation_);
-  if (!attached) return std::unexpected(attached.error());
-  adapter_ = std::make_unique<BoundaryAdapter>(std::move(*attached));
-  const std::uint64_t boot_token = adapter_->client().boot_token();
-  if (is_daemon_missed_) {
-    say(boot_token == boot_token_ ? "hotkvd is back, with what it kept"
-                                  : "hotkvd is back, with empty memory: nothing is cached");
+  if (!adapter_) {
+    auto attached = BoundaryAdapter::attach(options_, *computation_);
+    if (!attached) return std::unexpected(attached.error());
+    adapter_ = std::make_unique<BoundaryAdapter>(std::move(*attached));
+    boot_token_ = adapter_->client().boot_token();
   }
-  boot_token_ = boot_token;
-  is_daemon_missed_ = false;
-  return adapter_.get();
+  const bool is_there = adapter_->client().is_connected();
+  if (!is_there && !is_daemon_missed_) say("hotkvd is gone");
+  if (is_there && is_daemon_missed_) {
+    const std::uint64_t before = std::exchange(boot_token_, adapter_->client().boot_token());
+    say(boot_token_ == before ? "hotkvd is back, with what it kept"
+                              : "hotkvd is back, with empty memory: nothing is cached");
+  }
+  is_daemon_missed_ = !is_there;
+  if (is_there) return adapter_.get();
+  return std::unexpected(
+      Error{ErrorCode::daemon_unavailable, "run step", name(), "hotkvd is gone", 0});
 }
 
 std::expected<void, Error> Worker::attach() {

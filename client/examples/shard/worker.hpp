@@ -1,5 +1,5 @@
 #pragma once
-// One shard as a process: what it answers, and how it comes by its place in hotkvd again.
+// One shard as a process: what it answers, and what it says of hotkvd's coming and going.
 
 #include <cstdint>
 #include <filesystem>
@@ -31,7 +31,8 @@ class Worker {
   [[nodiscard]] std::string name() const;
 
  private:
-  // The attachment, a new one where hotkvd went away since. What the old one held is gone.
+  // The attachment, made at the first call. The library comes back to hotkvd by itself; while it is
+  // away, that is the error.
   [[nodiscard]] std::expected<adapter::BoundaryAdapter*, Error> adapter();
   [[nodiscard]] std::expected<void, Error> check(const std::string& model_id,
                                                  std::uint32_t first_layer) const;
@@ -45,7 +46,7 @@ class Worker {
   ClientOptions options_;
   std::optional<RemoteShard> next_;
   std::unique_ptr<adapter::BoundaryAdapter> adapter_;
-  std::uint64_t boot_token_ = 0;   // of the last attachment
+  std::uint64_t boot_token_ = 0;   // of the memory that was last there
   bool is_daemon_missed_ = false;  // said once, not with every request
 };
 

@@ -112,7 +112,8 @@ class Client {
   // the way: daemon_unavailable (it hung up and is not back; then nothing hits, for nobody ends
   // superseded contexts), deadline_exceeded, used_after_fork, too_many_pins (1016 views and writers
   // at once), protocol_error, shard_damaged. A hit makes no system call (the first walk of a long
-  // chain may allocate); a miss costs a round trip to the daemon, which alone knows the reason.
+  // chain may allocate; threads that meet in the same nanoseconds may yield); a miss costs a round
+  // trip to the daemon, which alone knows the reason.
   [[nodiscard]] std::expected<View, CacheMiss> resolve(
       const SessionId& session, Epoch epoch, TokenCount expected,
       LengthMatch match = LengthMatch::exact) const;
