@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/platform/page_lock.hpp"
+#include "shared/fault_point.hpp"
 
 namespace hotkv {
 namespace {
@@ -88,6 +89,7 @@ void Adoption::adopt(KeptShard kept) {
   const auto memory = files_.map_kept(kept);
   if (!memory) return refuse(std::move(kept), memory.error());
   const auto shard = take_over(*memory);
+  HOTKV_DIE_IF_PLANTED("die-in-adoption");
   if (!shard) {
     files_.give_up_kept(kept);
     return refuse(std::move(kept), shard.error());

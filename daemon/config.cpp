@@ -59,13 +59,10 @@ void declare(Flags& flags, const Config& defaults, const Environment& environmen
   CLI::App& app = flags.app;
   app.set_help_flag();
   app.allow_extras();
-  flags.help = app.add_flag("--help")->disable_flag_override()->description("print this and exit");
-  flags.version =
-      app.add_flag("--version")->disable_flag_override()->description("print the version and exit");
-  flags.check = app.add_flag("--check")->disable_flag_override()->description(
-      "check the configuration and exit");
+  flags.help = app.add_flag("--help")->description("print this and exit");
+  flags.version = app.add_flag("--version")->description("print the version and exit");
+  flags.check = app.add_flag("--check")->description("check the configuration and exit");
   flags.supervise = app.add_flag(kSuperviseFlag)
-                        ->disable_flag_override()
                         ->description(
                             "keep the memory over crashes, and start anew: for containers, where "
                             "no systemd does it");

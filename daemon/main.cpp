@@ -49,7 +49,10 @@ int serve(const hotkv::Config& config) {
 // A child with all flags but the one that says so.
 int supervise(const hotkv::Config& config, int argc, char** argv) {
   std::vector<std::string> arguments(argv, argv + argc);
-  std::erase(arguments, hotkv::kSuperviseFlag);
+  // Also "--supervise=true", or the child would supervise, too.
+  std::erase_if(arguments, [](const std::string& argument) {
+    return argument.substr(0, argument.find('=')) == hotkv::kSuperviseFlag;
+  });
   constexpr std::size_t kFilesOfAShard = 3;
   return hotkv::supervise(std::move(arguments), config.max_shards * kFilesOfAShard + 1);
 }

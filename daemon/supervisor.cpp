@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -25,8 +24,6 @@
 #include "daemon/platform/descriptor_store.hpp"
 #include "daemon/platform/service_manager.hpp"
 #include "shared/unique_fd.hpp"
-
-extern char** environ;
 
 namespace hotkv {
 namespace {
@@ -69,13 +66,6 @@ class PrivateFolder {
   std::string path_;
 };
 
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> list;
-  for (std::string& text : texts) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
-
 class Supervisor {
  public:
   Supervisor(std::vector<std::string> arguments, std::size_t descriptors_max)
@@ -114,22 +104,10 @@ class Supervisor {
 
  private:
   bool start() {
-    std::vector<std::string> variables = store_.variables();
+    // What an outer manager says to this process is not for its child.
+    auto variables = platform::environment_without({"NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_"});
     variables.push_back("NOTIFY_SOCKET=" + folder_.path() + "/notify");
-    for (char** variable = environ; *variable != nullptr; ++variable) {
-      const std::string_view text(*variable);
-      // What an outer manager says to this process is not for its child.
-      if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("LISTEN_") &&
-          !text.starts_with("WATCHDOG_")) {
-        variables.emplace_back(text);
-      }
-    }
-    variables.emplace_back("LISTEN_PID=          ");
-    std::string& listen_pid = variables.back();
-    const auto argv = pointers(arguments_);
-    const auto envp = pointers(variables);
-    std::vector<int> kept;
-    for (const auto& each : store_.kept()) kept.push_back(each.fd.get());
+    platform::ProgramWithKept program(store_, arguments_, std::move(variables));
     starts_.push_back(steady_clock::now());
     const pid_t parent = ::getpid();
     child_ = ::fork();
@@ -140,11 +118,7 @@ class Supervisor {
     sigset_t none;
     sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    char* const end = listen_pid.data() + listen_pid.size();
-    *std::to_chars(end - 10, end, ::getpid()).ptr = '\0';
-    if (platform::place_kept_descriptors(kept.data(), kept.size())) {
-      ::execve("/proc/self/exe", argv.data(), envp.data());
-    }
+    program.become("/proc/self/exe");
     ::_exit(127);
   }
 

@@ -65,9 +65,9 @@ struct HelloReply {
 static_assert(sizeof(HelloRequest) == 8 && sizeof(HelloReply) == 8);
 
 // A client that comes back (its connection or the daemon ended, its mappings did not) names its
-// page. If the daemon has that page of that shard with that cookie and access, the client has all it
-// had: the reply repeats page, cookie, boot token and sizes and brings no descriptors. Else the error
-// is shard_replaced.
+// page. If the daemon has that page of that shard with that cookie and access, the client has all
+// it had: the reply repeats page, cookie, boot token and sizes and brings no descriptors. Else the
+// error is shard_replaced.
 struct AttachRequest {
   RecipeRecord recipe;
   std::uint32_t access;  // Access

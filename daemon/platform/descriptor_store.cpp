@@ -7,12 +7,17 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <utility>
 
 #include "shared/seqpacket.hpp"
 
+extern char** environ;
+
 namespace hotkv::platform {
 namespace {
+
+constexpr std::size_t kPidDigitsMax = 10;
 
 // The value of a line "NAME=value" of a message; nothing if it has none.
 std::optional<std::string> value_of(std::string_view message, std::string_view name) {
@@ -66,26 +71,51 @@ void DescriptorStore::store(const std::string& name, std::vector<UniqueFd> fds) 
   }
 }
 
-std::vector<std::string> DescriptorStore::variables() const {
-  if (kept_.empty()) return {};
+ProgramWithKept::ProgramWithKept(const DescriptorStore& store, std::vector<std::string> arguments,
+                                 std::vector<std::string> variables)
+    : arguments_(std::move(arguments)), variables_(std::move(variables)) {
   std::string names;
-  for (const KeptDescriptor& each : kept_) names += (names.empty() ? "" : ":") + each.name;
-  return {"LISTEN_FDS=" + std::to_string(kept_.size()), "LISTEN_FDNAMES=" + names};
+  for (const KeptDescriptor& each : store.kept()) {
+    fds_.push_back(each.fd.get());
+    names += (names.empty() ? "" : ":") + each.name;
+  }
+  if (!fds_.empty()) {
+    variables_.push_back("LISTEN_FDS=" + std::to_string(fds_.size()));
+    variables_.push_back("LISTEN_FDNAMES=" + names);
+  }
+  const std::string pid_variable = "LISTEN_PID=";
+  variables_.push_back(pid_variable + std::string(kPidDigitsMax, ' '));
+  pid_digits_ = variables_.back().data() + pid_variable.size();
+  for (std::string& argument : arguments_) argv_.push_back(argument.data());
+  for (std::string& variable : variables_) envp_.push_back(variable.data());
+  argv_.push_back(nullptr);
+  envp_.push_back(nullptr);
 }
 
-bool place_kept_descriptors(int* fds, std::size_t count) {
+void ProgramWithKept::become(const char* path) {
   // First out of the way of the numbers they are to have, then each to its own.
-  const int free_from = SD_LISTEN_FDS_START + static_cast<int>(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    fds[i] = ::fcntl(fds[i], F_DUPFD, free_from);
-    if (fds[i] < 0) return false;
+  const int free_from = SD_LISTEN_FDS_START + static_cast<int>(fds_.size());
+  for (int& fd : fds_) {
+    fd = ::fcntl(fd, F_DUPFD, free_from);
+    if (fd < 0) return;
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    const int number = SD_LISTEN_FDS_START + static_cast<int>(i);
-    if (::dup2(fds[i], number) < 0) return false;
-    ::close(fds[i]);
+  for (std::size_t i = 0; i < fds_.size(); ++i) {
+    if (::dup2(fds_[i], SD_LISTEN_FDS_START + static_cast<int>(i)) < 0) return;
+    ::close(fds_[i]);
   }
-  return true;
+  *std::to_chars(pid_digits_, pid_digits_ + kPidDigitsMax, ::getpid()).ptr = '\0';
+  ::execve(path, argv_.data(), envp_.data());
+}
+
+std::vector<std::string> environment_without(std::initializer_list<std::string_view> prefixes) {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const bool is_left_out = std::ranges::any_of(
+        prefixes, [&](std::string_view prefix) { return text.starts_with(prefix); });
+    if (!is_left_out) variables.emplace_back(text);
+  }
+  return variables;
 }
 
 }  // namespace hotkv::platform

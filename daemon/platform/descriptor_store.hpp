@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <expected>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,10 +36,6 @@ class DescriptorStore {
   // Forgets all of it.
   void clear() { kept_.clear(); }
 
-  // The variables LISTEN_FDS and LISTEN_FDNAMES for a child that gets these descriptors;
-  // LISTEN_PID, the child's own, it has to set itself. Empty if there are none.
-  [[nodiscard]] std::vector<std::string> variables() const;
-
  private:
   void store(const std::string& name, std::vector<UniqueFd> fds);
 
@@ -46,9 +43,28 @@ class DescriptorStore {
   std::vector<KeptDescriptor> kept_;
 };
 
-// In the child, between fork and exec: places the descriptors where LISTEN_FDS expects them, in
-// this order, and lets them live on in the program. `fds` is overwritten. System calls only.
-// Returns false where one failed.
-[[nodiscard]] bool place_kept_descriptors(int* fds, std::size_t count);
+// // A program that a forked child becomes, with what is kept where sd_listen_fds() expects it.
+// Made before the fork; the store may be changed after it.
+class ProgramWithKept {
+ public:
+  // `arguments` are argv with the program's name, `variables` all of its environment but LISTEN_*.
+  ProgramWithKept(const DescriptorStore& store, std::vector<std::string> arguments,
+                  std::vector<std::string> variables);
+  ProgramWithKept(const ProgramWithKept&) = delete;
+  ProgramWithKept& operator=(const ProgramWithKept&) = delete;
+
+  // In the child: system calls only. Returns where one of them failed.
+  void become(const char* path);
+
+ private:
+  std::vector<std::string> arguments_, variables_;
+  std::vector<char*> argv_, envp_;
+  std::vector<int> fds_;
+  char* pid_digits_ = nullptr;  // of LISTEN_PID, which is the child's own
+};
+
+// The variables of this process but those whose names begin with one of these.
+[[nodiscard]] std::vector<std::string> environment_without(
+    std::initializer_list<std::string_view> prefixes);
 
 }  // namespace hotkv::platform

@@ -288,7 +288,6 @@ class Chaos : public ::testing::Test {
   }
 
   void run(DaemonProcess& daemon, std::chrono::seconds duration) {
-    ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
     std::mt19937 random(static_cast<std::uint32_t>(random_seed()));
     std::array<std::optional<ForkedChild>, kWorkers> workers;
     const auto start = [&](std::size_t index) {
@@ -308,9 +307,12 @@ class Chaos : public ::testing::Test {
       } else {
         daemon.kill();
         ++daemon_kills_;
+        // The count of failed adoptions is always kept; with three files more there is a shard.
+        const int kept_shards = daemon.store().kept().size() > 1 ? 1 : 0;
         daemon.start_again();
         ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
-        adoptions_ += admin_page(daemon, "/status").at("adopted_shards").get<int>();
+        ASSERT_EQ(admin_page(daemon, "/status").at("adopted_shards"), kept_shards);
+        adoptions_ += kept_shards;
       }
       ASSERT_EQ(broken_invariant(daemon), "");
       const auto account = admin_page(daemon, "/status").at("account");
@@ -343,6 +345,7 @@ TEST_F(Chaos, LosesNothingAndTearsNothingWhoeverDiesWhen) {
   const char* const given = std::getenv("HOTKV_CHAOS_SECONDS");
   const std::chrono::seconds duration(given != nullptr ? std::atoi(given) : 30);
   DaemonProcess daemon(options("hotkvd"));
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
   run(daemon, duration);
   if (HasFatalFailure()) return;
   EXPECT_EQ(figures_->wrong_bytes, 0U);
@@ -350,8 +353,8 @@ TEST_F(Chaos, LosesNothingAndTearsNothingWhoeverDiesWhen) {
   EXPECT_EQ(figures_->lost, 0U) << figures_->example.data();
   EXPECT_EQ(figures_->unexplained, 0U) << figures_->example.data();
   EXPECT_GT(figures_->views, 100U);
+  EXPECT_GT(figures_->comebacks, 0U);
   EXPECT_GT(adoptions_, 0);
-  EXPECT_GE(adoptions_, daemon_kills_ - 1);  // before the first attach there is nothing to adopt
   // Nothing leaked: with all clients gone one context can have all of the budget but a chunk.
   ASSERT_TRUE(eventually([&] { return shard_status(daemon, "tiny").at("clients") == 0; }));
   ASSERT_TRUE(
@@ -368,8 +371,13 @@ TEST_F(Chaos, OfADaemonThatReusesWhatIsPinnedIsSeen) {
   DaemonOptions planted = options("hotkvd_faults");
   planted.variables = {"PLANTED_FAULT=ignore-pins"};
   DaemonProcess daemon(planted);
-  run(daemon, std::chrono::seconds(6));
-  if (HasFatalFailure()) return;
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
+  // Chance decides when; a minute is ten times what it takes.
+  for (int round = 0; round < 20 && figures_->wrong_bytes + figures_->torn_views == 0; ++round) {
+    figures_->ending = false;
+    run(daemon, std::chrono::seconds(3));
+    if (HasFatalFailure()) return;
+  }
   EXPECT_GT(figures_->wrong_bytes + figures_->torn_views, 0U);
 }
 

@@ -286,18 +286,8 @@ void run_across(World& world, const Operation& operation, const Schedule& schedu
 
 std::optional<CoreView> view_of(const World& world, const CoreClient& client, std::uint32_t pin,
                                 Generation generation) {
-  const auto tables = world.h.tables(client.client.shard);
-  const auto snapshot =
-      confirm_pin(tables.slot(world.slot).head, tables.length_word(world.slot), generation);
-  if (!snapshot) return std::nullopt;
-  CoreView view{client.client.shard, pin, world.slot, generation, snapshot->length, {}};
-  for (Tip tip = snapshot->tip; tip.is_chunk();) {
-    view.chunks.push_back(tip.chunk());
-    const auto word = ChunkWord::from_bits(tables.chunk_word(tip.chunk()).load());
-    tip = word.previous ? Tip::at(*word.previous) : Tip::empty();
-  }
-  std::ranges::reverse(view.chunks);
-  return view;
+  const core::ShardId shard = client.client.shard;
+  return test::view_of(world.h.tables(shard), shard, pin, world.slot, generation);
 }
 
 // Which of `allowed` the view shows; -1: none of them, whole.

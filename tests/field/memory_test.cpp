@@ -159,7 +159,6 @@ TEST(ShippedUnit, SetsNoLimitOfMemoryBelowTheBudget) {
 
 // FR-041: nothing of it needs a file system with room for files.
 TEST(SharedMemoryFolder, MayBeFullOrReadOnlyOrMissing) {
-  const UniqueFd own(::open("/proc/self/ns/mnt", O_RDONLY | O_CLOEXEC));
   ForkedChild child([&] {
     if (::geteuid() != 0 || ::unshare(CLONE_NEWNS) != 0 ||
         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "shared/mapping.hpp"
 #include "tests/hostile/scribbler.hpp"
 #include "tests/support/under_fire.hpp"
 
@@ -122,6 +124,43 @@ TEST_F(SameShardWriter, ChangesTheBytesOfItsShardsViewsAndNothingElseOfThem) {
     }
     expect_sound("a length of " + std::to_string(lie));
   }
+}
+
+// Reading a page that is not there makes it, also through a read-only mapping: memory that is in no
+// account. It is given back, again and again, and nobody else's memory with it.
+TEST_F(SameShardWriter, HolesThatAReaderFillsAreGivenBackAgainAndAgain) {
+  KvWorker worker(daemon_.control_path(), worker_recipe());
+  ASSERT_EQ(why(worker.open("kept", 1)), "");
+  ASSERT_EQ(why(worker.append("kept", 1000)), "");
+  RawClient reader(daemon_.control_path());
+  (void)reader.hello();
+  RawReply attached = reader.attach(worker_recipe(), Access::read);
+  reader.stay_alive(attached);
+  const int arena = attached.descriptors.fds[1].get();
+  const auto bytes = attached.body_as<protocol::AttachReply>().arena_bytes;
+  const auto mapping = Mapping::map(arena, {.size_bytes = bytes}, "arena").value();
+  const auto allocated = [&] {
+    struct stat found {};
+    EXPECT_EQ(::fstat(arena, &found), 0);
+    return static_cast<std::uint64_t>(found.st_blocks) * 512;
+  };
+  const std::uint64_t provisioned =
+      admin_page(daemon_, "/status").at("account").at("provisioned_bytes");
+  constexpr std::uint64_t kLengthLines = 2 << 20;  // they lie before the chunks
+  for (int round = 0; round < 2; ++round) {
+    SCOPED_TRACE(round);
+    const volatile std::byte* const hole = mapping.bytes().data();
+    for (std::uint64_t at = 0; at < bytes; at += 4096) (void)hole[at];
+    EXPECT_GE(allocated(), bytes);
+    EXPECT_TRUE(eventually([&] { return allocated() <= provisioned + kLengthLines; }))
+        << allocated() << " of " << bytes;
+  }
+  EXPECT_TRUE(eventually([&] { return log_lines("event=surplus-memory") >= 2; }));
+  const auto view =
+      worker.client().resolve(SessionId::from("kept").value(), Epoch{1}, TokenCount{1000});
+  ASSERT_TRUE(view.has_value());
+  EXPECT_EQ(wrong_bytes(worker_recipe(), "kept", 1, *view), 0U);
+  expect_sound("at the end");
 }
 
 }  // namespace

@@ -176,8 +176,18 @@ TEST_F(ComingBack, OnlyTheClientOfThePageCan) {
   EXPECT_TRUE(come_back(page_.cookie, page_.page, Access::write, small_recipe("other"))
                   .is_error(ErrorCode::shard_replaced));
   EXPECT_TRUE(
-      come_back(page_.cookie, page_.page, Access::read).is_error(ErrorCode::invalid_argument));
+      come_back(page_.cookie, page_.page, Access::read).is_error(ErrorCode::shard_replaced));
   EXPECT_EQ(come_back().header.status, 0U);
+}
+
+// Cookies can be read by every client of the shard.
+TEST_F(ComingBack, WithAnotherAccessEndsNobodysConnection) {
+  attach();
+  const auto opened = client_->open("a", 1);
+  RawClient holder = std::move(*client_);
+  EXPECT_TRUE(
+      come_back(page_.cookie, page_.page, Access::read).is_error(ErrorCode::shard_replaced));
+  EXPECT_TRUE(is_done(holder.append("a", 1, opened.generation, 40)));
 }
 
 TEST_F(ComingBack, IsRefusedOnceTheMappingIsGone) {

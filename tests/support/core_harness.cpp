@@ -143,6 +143,21 @@ core::Outcome<core::Position> CoreClient::grant(std::string_view session, std::u
   std::abort();  // a settled order always finishes its append
 }
 
+std::optional<CoreView> view_of(const core::ShardTables& tables, core::ShardId shard,
+                                std::uint32_t pin, SlotIndex slot, Generation generation) {
+  const auto snapshot = confirm_pin(tables.slot(slot).head, tables.length_word(slot), generation);
+  if (!snapshot) return std::nullopt;
+  CoreView view{shard, pin, slot, generation, snapshot->length, {}};
+  for (Tip tip = snapshot->tip; tip.is_chunk();) {
+    view.chunks.push_back(tip.chunk());
+    const auto word =
+        ChunkWord::from_bits(tables.chunk_word(tip.chunk()).load(std::memory_order_acquire));
+    tip = word.previous ? Tip::at(*word.previous) : Tip::empty();
+  }
+  std::ranges::reverse(view.chunks);
+  return view;
+}
+
 std::optional<CoreView> CoreClient::pin(SlotIndex slot, HeadWord head) {
   const auto tables = harness_.tables(client.shard);
   ClientPage& page = tables.untrusted_page(client.page);
@@ -151,19 +166,8 @@ std::optional<CoreView> CoreClient::pin(SlotIndex slot, HeadWord head) {
     if (page.high_water.load() <= pin) page.high_water.store(pin + 1);
     if (claim_pin(page.pins[pin], {slot, head.generation})) break;
   }
-  const auto snapshot =
-      confirm_pin(tables.slot(slot).head, tables.length_word(slot), head.generation);
-  if (!snapshot) {
-    hotkv::unpin(page.pins[pin]);
-    return std::nullopt;
-  }
-  CoreView view{client.shard, pin, slot, head.generation, snapshot->length, {}};
-  for (Tip tip = snapshot->tip; tip.is_chunk();) {
-    view.chunks.push_back(tip.chunk());
-    const auto word = ChunkWord::from_bits(tables.chunk_word(tip.chunk()).load());
-    tip = word.previous ? Tip::at(*word.previous) : Tip::empty();
-  }
-  std::ranges::reverse(view.chunks);
+  auto view = view_of(tables, client.shard, pin, slot, head.generation);
+  if (!view) hotkv::unpin(page.pins[pin]);
   return view;
 }
 

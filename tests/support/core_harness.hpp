@@ -45,6 +45,13 @@ struct ShardFilesInMemory {
   std::set<std::uint32_t> provisioned;  // extents
 };
 
+struct CoreView;
+// What a claimed pin word shows: the second half of a resolve. Nothing where the generation is
+// over.
+[[nodiscard]] std::optional<CoreView> view_of(const core::ShardTables& tables, core::ShardId shard,
+                                              std::uint32_t pin, SlotIndex slot,
+                                              Generation generation);
+
 class CoreHarness {
  public:
   explicit CoreHarness(core::Limits limits = small_limits());

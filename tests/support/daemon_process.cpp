@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -21,8 +20,6 @@
 #include <stdexcept>
 #include <string_view>
 #include <thread>
-
-extern char** environ;
 
 namespace hotkv::testing {
 namespace {
@@ -45,35 +42,21 @@ struct Spawn {
   fs::path out;
   fs::path err;
   unsigned descriptors_max = 0;
-  std::vector<int> kept_descriptors{};  // as a service manager passes them
+  const platform::DescriptorStore* store = nullptr;  // as a service manager passes what it keeps
   fs::path group{};
   int err_fd = -1;  // in place of `err`
 };
-
-std::vector<char*> pointers(std::vector<std::string>& texts) {
-  std::vector<char*> list;
-  for (std::string& text : texts) list.push_back(text.data());
-  list.push_back(nullptr);
-  return list;
-}
 
 // Everything is prepared before the fork, so that the child makes system calls only: another thread
 // of the test may hold the allocator's lock at that moment.
 pid_t spawn(Spawn what) {
   std::vector<std::string> arguments{what.program.string()};
   arguments.insert(arguments.end(), what.arguments.begin(), what.arguments.end());
-  std::vector<std::string> variables = what.variables;
-  for (char** variable = environ; *variable != nullptr; ++variable) {
-    const std::string_view text(*variable);
-    if (!text.starts_with("NOTIFY_SOCKET=") && !text.starts_with("HOTKV_") &&
-        !text.starts_with("LISTEN_")) {
-      variables.emplace_back(text);
-    }
-  }
-  variables.emplace_back("LISTEN_PID=          ");
-  std::string& listen_pid = variables.back();
-  const auto argv = pointers(arguments);
-  const auto envp = pointers(variables);
+  auto variables = platform::environment_without({"NOTIFY_SOCKET=", "HOTKV_", "LISTEN_"});
+  variables.insert(variables.end(), what.variables.begin(), what.variables.end());
+  const platform::DescriptorStore nothing(0);
+  platform::ProgramWithKept program(what.store != nullptr ? *what.store : nothing, arguments,
+                                    std::move(variables));
   const UniqueFd out(::open(what.out.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const UniqueFd err(::open(what.err.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const fs::path group_members = what.group.empty() ? fs::path() : what.group / "cgroup.procs";
@@ -93,13 +76,7 @@ pid_t spawn(Spawn what) {
     const rlimit limit{what.descriptors_max, what.descriptors_max};
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
-  if (!platform::place_kept_descriptors(what.kept_descriptors.data(),
-                                        what.kept_descriptors.size())) {
-    ::_exit(127);
-  }
-  char* const end = listen_pid.data() + listen_pid.size();
-  *std::to_chars(end - 10, end, ::getpid()).ptr = '\0';
-  ::execve(argv[0], argv.data(), envp.data());
+  program.become(what.program.c_str());
   ::_exit(127);
 }
 
@@ -194,15 +171,6 @@ std::string ProgramProcess::err() const {
   return read_file(directory_.path() / "err");
 }
 
-bool eventually(const std::function<bool()>& is_so) {
-  const auto deadline = Clock::now() + 2 * kPatience;
-  while (!is_so()) {
-    if (Clock::now() >= deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
 DaemonProcess::DaemonProcess(DaemonOptions options)
     : options_(std::move(options)),
       directory_(options_.directory.empty() ? own_directory_.path() : options_.directory),
@@ -224,18 +192,15 @@ void DaemonProcess::start_again() {
                                      "--admin-socket=" + admin_path()};
   arguments.insert(arguments.end(), options_.flags.begin(), options_.flags.end());
   const fs::path output = own_directory_.path() / "stderr";
-  std::vector<std::string> variables = store().variables();
+  std::vector<std::string> variables = options_.variables;
   variables.push_back("NOTIFY_SOCKET=" + (own_directory_.path() / "notify").string());
-  variables.insert(variables.end(), options_.variables.begin(), options_.variables.end());
-  std::vector<int> kept;
-  for (const platform::KeptDescriptor& each : store_.kept()) kept.push_back(each.fd.get());
   pid_ = spawn({.program = fs::path(HOTKV_BINARY_FOLDER) / options_.program,
                 .arguments = arguments,
                 .variables = std::move(variables),
                 .out = output,
                 .err = output,
                 .descriptors_max = options_.descriptors_max,
-                .kept_descriptors = std::move(kept),
+                .store = &store(),
                 .group = options_.group,
                 .err_fd = options_.err});
   ended_ = open_pidfd(pid_);

@@ -5,12 +5,12 @@
 
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "daemon/platform/descriptor_store.hpp"
 #include "shared/unique_fd.hpp"
+#include "tests/support/eventually.hpp"
 
 namespace hotkv::testing {
 
@@ -64,9 +64,6 @@ class ProgramProcess {
   pid_t pid_ = -1;  // -1: reaped
 };
 
-// Looks until `is_so()` or for twenty seconds; what it saw last.
-[[nodiscard]] bool eventually(const std::function<bool()>& is_so);
-
 struct DaemonOptions {
   std::vector<std::string> flags{};           // beside those for sockets
   std::filesystem::path directory{};          // of the sockets; empty: a new one
@@ -110,6 +107,7 @@ class DaemonProcess {
   void start_again();
   // For the next start.
   void set_flags(std::vector<std::string> flags) { options_.flags = std::move(flags); }
+  void set_program(std::string program) { options_.program = std::move(program); }
   void set_variables(std::vector<std::string> variables) {
     options_.variables = std::move(variables);
   }

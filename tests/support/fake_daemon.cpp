@@ -81,7 +81,7 @@ FakeDaemon::FakeDaemon(const FakeDaemonOptions& options, const FakeDaemon* succe
     folder_ = successor_of->folder_;
   }
   socket_path_ = folder_ + "/control.sock";
-  listen();
+  if (!options.is_deaf_at_first) listen();
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   thread_ = std::thread([this] { serve(); });
 }

@@ -12,6 +12,9 @@
 
 namespace hotkv::fake {
 
+inline const SessionId kA = session_id("a");
+inline const SessionId kB = session_id("b");
+
 // Rows of one layer for tokens [first, first + tokens).
 inline Bytes rows_of(std::uint32_t first, std::uint32_t tokens, std::uint32_t layer, bool is_key) {
   Bytes rows;

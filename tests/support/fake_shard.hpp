@@ -49,6 +49,7 @@ struct FakeShardOptions {
   std::uint32_t contexts = 64;
   std::uint32_t clients = 8;
   std::uint64_t arena_bytes = std::uint64_t{16} << 20;
+  bool is_deaf_at_first = false;  // a FakeDaemon that listens from its come_back() on
 };
 
 // Thread-safe, but for what is named in_lock: that is called with the lock held.

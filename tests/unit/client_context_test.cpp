@@ -18,13 +18,13 @@ using fake::append_tokens;
 using fake::Bytes;
 using fake::expect_tokens;
 using fake::FakeDaemon;
+using fake::kA;
 using fake::session_id;
 using fake::write_all;
 using protocol::OperationResult;
 using protocol::Type;
 using std::chrono::milliseconds;
 
-const SessionId kA = session_id("a");
 // A deadline that a test waits out, and that a loaded machine still keeps where it must not pass.
 constexpr milliseconds kShort{400};
 

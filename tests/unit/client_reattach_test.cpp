@@ -6,12 +6,14 @@
 #include <atomic>
 #include <optional>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <hotkv/client.hpp>
 
 #include "client/library/backoff.hpp"
+#include "tests/support/eventually.hpp"
 #include "tests/support/fake_daemon.hpp"
 #include "tests/support/fake_rows.hpp"
 #include "tests/support/forked_child.hpp"
@@ -23,27 +25,18 @@ using fake::append_tokens;
 using fake::Bytes;
 using fake::expect_tokens;
 using fake::FakeDaemon;
+using fake::FakeDaemonOptions;
+using fake::kA;
+using fake::kB;
 using fake::rows_of;
 using fake::session_id;
 using fake::write_all;
 using protocol::Type;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
+using testing::eventually;
 
-const SessionId kA = session_id("a");
-const SessionId kB = session_id("b");
 constexpr milliseconds kLong = std::chrono::minutes(1);  // reached only by a test that fails
-
-// A bounded wait for what another thread or the fake daemon does next.
-template <class Condition>
-bool eventually(Condition condition) {
-  const auto end = steady_clock::now() + kLong;
-  while (!condition()) {
-    if (steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return true;
-}
 
 std::vector<Bytes> silence(const FakeDaemon::Received&) {
   return {};
@@ -125,13 +118,31 @@ TEST(Reattach, StaysDisconnectedOnceItsTimeIsOverAndSaysSo) {
   options.reattach_for = milliseconds(60);
   Client client = *Client::attach(options, daemon.recipe());
   die_and_be_missed(daemon, client);
+  const auto begin = steady_clock::now();
   EXPECT_FALSE(client.wait_connected(kLong));
+  EXPECT_LT(steady_clock::now() - begin, kLong / 2) << "it says so when it gives up";
   const std::string message = client.open(kA, Epoch{1}).error().message();
   EXPECT_NE(message.find("did not come back within 60 ms"), std::string::npos) << message;
   EXPECT_NE(message.find("hung up"), std::string::npos) << message;
   EXPECT_NE(message.find(daemon.socket_path()), std::string::npos) << message;
   daemon.come_back();
   EXPECT_FALSE(client.wait_connected(milliseconds(100)));
+}
+
+// The delay before a try can be longer than the time that is left; so can a stop of the process.
+TEST(Reattach, IsTriedOnceMoreWhenItsTimeIsOver) {
+  FakeDaemon daemon;
+  ClientOptions options = daemon.client_options();
+  options.reattach_for = milliseconds(400);
+  Client client = *Client::attach(options, daemon.recipe());
+  // Thrown out again and again, it takes its time: up to two seconds now.
+  daemon.distort_attach([](auto& answer) {
+    answer.status = static_cast<std::uint32_t>(ErrorCode::incompatible_recipe);
+  });
+  daemon.hang_up();
+  daemon.wait_for(Type::attach, 2);
+  daemon.distort_attach([](auto&) {});
+  EXPECT_TRUE(client.wait_connected(kLong));
 }
 
 TEST(Reattach, IsNotTriedWhereItsTimeIsZero) {
@@ -154,8 +165,12 @@ TEST(Reattach, EndingAClientThatTriesDoesNotWait) {
       daemon.script(Type::hello, silence);
       daemon.come_back();
       daemon.wait_for(Type::hello, 2);
-    } else {  // between two tries that are far apart
-      std::this_thread::sleep_for(milliseconds(300));
+    } else {  // between two tries that are up to two seconds apart
+      daemon.distort_attach([](auto& answer) {
+        answer.status = static_cast<std::uint32_t>(ErrorCode::incompatible_recipe);
+      });
+      daemon.come_back();
+      daemon.wait_for(Type::attach, 2);
     }
     const auto begin = steady_clock::now();
     client.reset();
@@ -242,6 +257,31 @@ TEST(ReattachedLeases, OneGivenBackWhileTheDaemonIsAwayIsGivenBackAfterwards) {
   EXPECT_TRUE(eventually([&] { return !daemon.is_held(kA); }));
   EXPECT_TRUE(daemon.is_held(kB));
   append_tokens(kept, 40);
+}
+
+// The daemon hangs up on whoever leaves many replies unread, and the thread that reads them
+// settles.
+TEST(ReattachedLeases, HundredsAreGivenBackInFewMessages) {
+  constexpr std::size_t kContexts = 600;
+  FakeDaemonOptions shard;
+  shard.contexts = kContexts;
+  FakeDaemon daemon(shard);
+  Client client = daemon.attach();
+  {
+    std::vector<Context> contexts;
+    for (std::size_t i = 0; i < kContexts; ++i) {
+      contexts.push_back(*client.open(session_id("s" + std::to_string(i)), Epoch{1}));
+    }
+    die_and_be_missed(daemon, client);
+  }
+  daemon.come_back();
+  EXPECT_TRUE(eventually([&] {
+    for (std::size_t i = 0; i < kContexts; ++i) {
+      if (daemon.is_held(session_id("s" + std::to_string(i)))) return false;
+    }
+    return true;
+  }));
+  EXPECT_EQ(daemon.received(Type::close), (kContexts + 255) / 256);
 }
 
 TEST(ReattachedLeases, ACloseThatWasSentAndNotDoneIsSentAgain) {

@@ -18,11 +18,9 @@ using fake::append_tokens;
 using fake::Bytes;
 using fake::expect_tokens;
 using fake::FakeDaemon;
+using fake::kA;
 using fake::rows_of;
-using fake::session_id;
 using fake::write_all;
-
-const SessionId kA = session_id("a");
 
 TEST(Writer, RowsThatDoNotFitAreRefusedAndNothingIsWritten) {
   FakeDaemon daemon;

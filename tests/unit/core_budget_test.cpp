@@ -71,6 +71,33 @@ class BudgetOfTwoSizes : public ::testing::Test {
   CoreClient three{h, h.add_shard(small_recipe({0, 11}, "three pages"))};
 };
 
+// An adoption can bring more than the limits of today. The oldest contexts of both shards go, as
+// far as it takes; what is left is one another's.
+TEST_F(BudgetOfTwoSizes, WhatIsAboveALowerBudgetGoesOldestFirstOverAllShards) {
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_TRUE(add(two, std::to_string(i), 2));
+    ASSERT_TRUE(add(three, std::to_string(i), 2));
+  }
+  h.limits.max_bytes = 50 * kPage;
+  h.restart();
+  std::uint64_t punched = 0;
+  for (const core::ExtentRange& range : h.core->shrink_to_limits(1000)) {
+    punched += range.size_bytes;
+    h.punch(*h.files.at(range.shard), range);
+  }
+  const auto account = h.core->status().account;
+  EXPECT_EQ(punched + account.provisioned, 100 * kPage);
+  EXPECT_LE(account.provisioned, 50 * kPage);
+  std::vector<std::string> left;
+  for (const core::ContextInfo& context : h.core->contexts()) {
+    left.emplace_back(context.session.bytes());
+  }
+  // Of each shard the five used last, and nobody was ended who could have stayed.
+  std::ranges::sort(left);
+  EXPECT_EQ(left, (std::vector<std::string>{"5", "5", "6", "6", "7", "7", "8", "8", "9", "9"}));
+  EXPECT_TRUE(h.core->shrink_to_limits(1000).empty());
+}
+
 // FR-032: what fits by bytes is granted, whatever pattern the free chunks make: chunks of one shard
 // are of one size, and their pages go to the other shard through the kernel.
 TEST_F(BudgetOfTwoSizes, ACombOfFreeChunksIsGrantedToItsLastByte) {

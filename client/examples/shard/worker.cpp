@@ -14,6 +14,15 @@ using adapter::BoundaryAdapter;
 using adapter::HeadDriver;
 using adapter::PipelineStage;
 
+namespace {
+
+// Who has a step for this shard has run it on its own and is attached: hotkvd is there, and this
+// shard's client about to be back (it waits up to 2 s between tries). A refusal meanwhile would
+// have the shards in front run the step again.
+constexpr std::chrono::milliseconds kBackAfterTheOthers{3000};
+
+}  // namespace
+
 Worker::Worker(adapter::ShardComputation& computation, ClientOptions options,
                const std::filesystem::path& next)
     : computation_(&computation), options_(std::move(options)) {
@@ -32,19 +41,24 @@ void Worker::say(const std::string& what) const {
   std::fprintf(stderr, "%s: %s\n", name().c_str(), what.c_str());
 }
 
-std::expected<BoundaryAdapter*, Error> Worker::adapter() {
+std::expected<BoundaryAdapter*, Error> Worker::adapter(std::chrono::milliseconds wait) {
   if (!adapter_) {
     auto attached = BoundaryAdapter::attach(options_, *computation_);
     if (!attached) return std::unexpected(attached.error());
     adapter_ = std::make_unique<BoundaryAdapter>(std::move(*attached));
     boot_token_ = adapter_->client().boot_token();
   }
-  const bool is_there = adapter_->client().is_connected();
+  bool is_there = adapter_->client().is_connected();
   if (!is_there && !is_daemon_missed_) say("hotkvd is gone");
-  if (is_there && is_daemon_missed_) {
-    const std::uint64_t before = std::exchange(boot_token_, adapter_->client().boot_token());
-    say(boot_token_ == before ? "hotkvd is back, with what it kept"
-                              : "hotkvd is back, with empty memory: nothing is cached");
+  if (!is_there && wait.count() > 0) {
+    is_daemon_missed_ = true;
+    is_there = adapter_->client().wait_connected(wait);
+  }
+  const std::uint64_t before = std::exchange(boot_token_, adapter_->client().boot_token());
+  if (boot_token_ != before) {
+    say("hotkvd is back, with empty memory: nothing is cached");
+  } else if (is_there && is_daemon_missed_) {
+    say("hotkvd is back, with what it kept");
   }
   is_daemon_missed_ = !is_there;
   if (is_there) return adapter_.get();
@@ -92,7 +106,7 @@ std::string Worker::answer(const ForwardMessage& message) {
   if (auto sane = check(message.model_id, message.first_layer); !sane) {
     return encode(Refusal(sane.error()));
   }
-  const auto own = adapter();
+  const auto own = adapter(kBackAfterTheOthers);
   if (!own) return encode(Refusal(own.error()));
   return encode(PipelineStage(**own, next_ ? &*next_ : nullptr).run(message.batch));
 }

@@ -1,6 +1,7 @@
 #pragma once
 // One shard as a process: what it answers, and what it says of hotkvd's coming and going.
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -32,8 +33,9 @@ class Worker {
 
  private:
   // The attachment, made at the first call. The library comes back to hotkvd by itself; while it is
-  // away, that is the error.
-  [[nodiscard]] std::expected<adapter::BoundaryAdapter*, Error> adapter();
+  // away for longer than `wait`, that is the error.
+  [[nodiscard]] std::expected<adapter::BoundaryAdapter*, Error> adapter(
+      std::chrono::milliseconds wait = {});
   [[nodiscard]] std::expected<void, Error> check(const std::string& model_id,
                                                  std::uint32_t first_layer) const;
   [[nodiscard]] std::string answer(const AdvanceMessage& message);
