@@ -83,6 +83,7 @@ void Adoption::adopt_or_refuse(std::vector<KeptShard> shards) {
   }
   for (KeptShard& shard : shards) adopt(std::move(shard));
   core_.tick();  // whose mapping is gone, whose time is up
+  while (core_.has_leases_to_end()) core_.end_some_leases();  // nobody waits for a turn yet
 }
 
 void Adoption::adopt(KeptShard kept) {

@@ -156,6 +156,7 @@ class Daemon::Impl {
   [[nodiscard]] server::DaemonFacts facts() const;
   void take_completions();
   void tick_later();
+  void go_on_later();
   void ping_later(std::chrono::microseconds interval);
   void watch_end_signals();
   void watch_hang_up_signal();
@@ -177,6 +178,7 @@ class Daemon::Impl {
   Adoption adoption_;
   server::ServerCounters counters_;
   server::Attacher attacher_;
+  bool goes_on_ = false;  // the dispatcher's next piece is posted; used until its end
   server::Dispatcher dispatcher_;
   server::ControlServer control_;
   server::AdminPages pages_;
@@ -199,7 +201,7 @@ Daemon::Impl::Impl(const Config& config, ProcessIs process, Parts parts)
           files_),
       adoption_(core_, files_, service_manager_, certified_architectures_, log_),
       attacher_(core_, files_, certified_architectures_),
-      dispatcher_(core_, files_, attacher_, counters_, events_),
+      dispatcher_(core_, files_, attacher_, counters_, events_, [this] { go_on_later(); }),
       control_(io_, parts_.control.take_fd(), config.max_connections, peer_of, dispatcher_,
                counters_, events_),
       pages_(core_, counters_, [this] { return facts(); }),
@@ -261,6 +263,15 @@ void Daemon::Impl::tick_later() {
         longest_stall_ = std::max(longest_stall_, platform::now() - due);
         tick_later();
       });
+}
+
+// The loop looks at its sockets before it comes to what is posted.
+void Daemon::Impl::go_on_later() {
+  if (std::exchange(goes_on_, true)) return;
+  boost::asio::post(io_, [this] {
+    goes_on_ = false;
+    dispatcher_.go_on();
+  });
 }
 
 void Daemon::Impl::ping_later(std::chrono::microseconds interval) {

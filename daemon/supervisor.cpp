@@ -31,7 +31,7 @@ namespace {
 using std::chrono::steady_clock;
 
 // Doubled with each start of the last minute, so that a short shortage (of processes, say) is
-// outlived by the starts there are: 0.1, 0.2, … 6.4 s.
+// outlived by the starts there are: 0.1, 0.2, 0.4, 0.8 s, then 1 s each.
 constexpr auto kRestartDelay = std::chrono::milliseconds(100);
 constexpr auto kRestartDelayMax = std::chrono::milliseconds(1000);
 constexpr auto kStartsWithin = std::chrono::seconds(60);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace hotkv {
 namespace {
@@ -48,6 +49,15 @@ std::expected<Recipe, Error> decode_recipe(const RecipeRecord& untrusted_record,
   fields.key_dim = untrusted_record.key_dim;
   fields.value_dim = untrusted_record.value_dim;
   fields.layers = {untrusted_record.first_layer, untrusted_record.last_layer};
+  const std::pair<const char*, std::span<const char>> names[] = {
+      {"architecture", untrusted_record.architecture}, {"model_id", untrusted_record.model_id}};
+  for (const auto& [field, bytes] : names) {
+    const auto behind = bytes.subspan(padded_text(bytes).size());
+    if (std::ranges::any_of(behind, [](char c) { return c != 0; })) {
+      return std::unexpected(Error{ErrorCode::invalid_argument, "decode recipe", field,
+                                   "bytes behind the end of the name"});
+    }
+  }
   return Recipe::make(std::move(fields), certified_architectures);
 }
 

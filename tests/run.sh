@@ -6,6 +6,8 @@
 #
 # Builds in build/, build-asan/ or build-tsan/. Exit code 0: every test that ran passed and each level
 # asked for has tests. Skipped tests are listed at the end with their reasons: a skip is no pass.
+# The fault level prints the crash matrix; asked for by name, without a sanitizer, it also writes it to
+# tests/fault/MATRIX.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tests/support/install.sh
@@ -62,6 +64,11 @@ export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 
+# Where tests that are rows of the crash matrix leave their figures.
+export HOTKV_CRASH_MATRIX=$PWD/$build/crash_matrix
+rm -rf "$HOTKV_CRASH_MATRIX"
+mkdir "$HOTKV_CRASH_MATRIX"
+
 # One run of ctest over all labels. A label without tests would go unnoticed in it: asked for here.
 selection=()
 for label in "${labels[@]}"; do
@@ -78,5 +85,10 @@ fi
 rc=0
 ctest --test-dir "$build" --no-tests=error --output-on-failure --parallel "$jobs" \
   --output-junit ctest.xml "${filter[@]}" 2>&1 | tee "$build/ctest.log" || rc=$?
+if [ -n "$(ls "$HOTKV_CRASH_MATRIX")" ]; then
+  written=()
+  case "$sanitizer ${labels[*]}" in *fault*) [ -n "$sanitizer" ] || written=(tests/fault/MATRIX.md) ;; esac
+  python3 tests/fault/write_matrix.py "$HOTKV_CRASH_MATRIX" "${written[@]}" || rc=1
+fi
 python3 tests/support/list_skipped.py "$build/ctest.xml"
 exit "$rc"

@@ -12,6 +12,7 @@
 
 #include "client/library/attachment.hpp"
 #include "client/library/wire.hpp"
+#include "shared/fault_point.hpp"
 #include "shared/seqpacket.hpp"
 
 namespace hotkv::client {
@@ -293,6 +294,7 @@ std::expected<void, Error> ask_attach(Talk& talk, const protocol::AttachRequest&
   Request request(protocol::Type::attach);
   request.add(operation);
   if (auto sent = talk.handshake.send(std::move(request)); !sent) return sent;
+  HOTKV_FAULT_POINT("attach.after-send");
   return talk.handshake.wait();
 }
 

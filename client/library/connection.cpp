@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "shared/fault_point.hpp"
+
 namespace hotkv::client {
 namespace {
 
@@ -86,6 +88,7 @@ void Connection::enqueue_or_send(std::uint64_t id, Frame frame) {
   queued_bytes_ += frame.size();
   queue_.push_back({id, std::move(frame)});
   flush_queue();
+  HOTKV_FAULT_POINT("ask.after-send");
   if (!queue_.empty()) wakeup_->wake();
 }
 

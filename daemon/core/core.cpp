@@ -1,6 +1,7 @@
 #include "daemon/core/core.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "daemon/core/core_impl.hpp"
@@ -42,7 +43,8 @@ std::expected<Core::PageGrant, Error> Core::come_back(ClientId client, Access ac
   Shard& shard = impl_->shards.at(client.shard);
   const bool is_its_own = is_page_of(client, access, cookie);
   // A connected one has a client: whoever asks knows its cookie from somewhere else.
-  if (!is_its_own || shard.pages.is_connected(client.page) || !impl_->liveness.is_alive(client)) {
+  if (!is_its_own || shard.pages.is_connected(client.page) ||
+      impl_->is_ending(shard, client.page) || !impl_->liveness.is_alive(client)) {
     return std::unexpected(
         Error{ErrorCode::shard_replaced, "attach", impl_->describe(shard),
               "page " + std::to_string(client.page.value()) + " is not one that this client left"});
@@ -54,8 +56,22 @@ std::expected<Core::PageGrant, Error> Core::come_back(ClientId client, Access ac
 void Core::disconnected(ClientId client) {
   impl_->grants.drop_client(client);
   Shard& shard = impl_->shards.at(client.shard);
-  if (!impl_->liveness.is_alive(client)) shard.end_claims(client.page);
   shard.pages.disconnect(client.page);
+  if (shard.pages.has_claims(client.page) && !impl_->liveness.is_alive(client)) {
+    std::size_t leases_left = kLeasesAtOnce;
+    impl_->end_claims(shard, client.page, leases_left);
+  }
+}
+
+bool Core::has_leases_to_end() const {
+  return !impl_->ending.empty();
+}
+
+void Core::end_some_leases() {
+  for (std::size_t leases_left = kLeasesAtOnce; leases_left > 0 && has_leases_to_end();) {
+    const ClientId client = impl_->ending.front();
+    impl_->end_claims(impl_->shards.at(client.shard), client.page, leases_left);
+  }
 }
 
 Access Core::access_of(ClientId client) const {
@@ -190,8 +206,9 @@ void Core::end_message(ShardId shard) {
 // ---- time and memory ----------------------------------------------------------------------------
 
 void Core::tick() {
+  std::size_t leases_left = kLeasesAtOnce;
   for (const auto& [id, shard] : impl_->shards.map()) {
-    impl_->reap(*shard);
+    impl_->reap(*shard, Reaped::all, leases_left);
     impl_->expire(*shard);
     shard->sweep();
   }
@@ -256,8 +273,8 @@ std::optional<Error> Core::Impl::check_recipe(const char* operation, const Shard
 }
 
 std::optional<Error> Core::Impl::check_claims(const char* operation, const Shard& shard,
-                                              PageIndex page, const SessionId& session) {
-  if (shard.pages.has_claims(page)) return std::nullopt;
+                                              PageIndex page, const SessionId& session) const {
+  if (shard.pages.has_claims(page) && !is_ending(shard, page)) return std::nullopt;
   return Error{ErrorCode::not_attached, operation, session_name(session),
                "this client's mapping of its page is gone"};
 }
@@ -283,7 +300,9 @@ Outcome<Position> Core::Impl::take_lease(Shard& shard, PageIndex page, SlotIndex
   auto holder = shard.holder(slot);
   if (holder && *holder != page && !liveness.is_alive({shard.id, *holder})) {
     // Connected or not: an exec ends the mapping while a forked child keeps the socket open.
-    end_claims(shard, *holder);  // nobody writes any more, the lease is free
+    shard.end_dead_lease(slot);
+    std::size_t no_others = 0;
+    end_claims(shard, *holder, no_others);
     holder.reset();
   }
   if (holder && *holder != page) {
@@ -361,17 +380,32 @@ std::optional<Error> Core::Impl::make_slot_room(Shard& shard, const SessionId& s
   return std::nullopt;
 }
 
-void Core::Impl::end_claims(Shard& shard, PageIndex page) {
+bool Core::Impl::is_ending(const Shard& shard, PageIndex page) const {
+  return std::ranges::find(ending, ClientId{shard.id, page}) != ending.end();
+}
+
+void Core::Impl::end_claims(Shard& shard, PageIndex page, std::size_t& leases_left) {
   if (!shard.pages.has_claims(page)) return;
-  if (shard.pages.is_connected(page)) gone.push_back({shard.id, page});
-  shard.end_claims(page);
+  const ClientId client{shard.id, page};
+  const bool has_begun = is_ending(shard, page);
+  if (!has_begun && shard.pages.is_connected(page)) gone.push_back(client);
+  const bool is_done = shard.end_claims(page, leases_left);
+  // From its end on the page can be another client's: nothing may remember it.
+  if (is_done) std::erase(ending, client);
+  if (!is_done && !has_begun) ending.push_back(client);
 }
 
 void Core::Impl::reap(Shard& shard, Reaped whom) {
+  std::size_t all = std::numeric_limits<std::size_t>::max();
+  reap(shard, whom, all);
+}
+
+void Core::Impl::reap(Shard& shard, Reaped whom, std::size_t& leases_left) {
   for (const PageIndex page : shard.pages.taken()) {
     if (!shard.pages.has_claims(page)) continue;
-    if (whom == Reaped::disconnected && shard.pages.is_connected(page)) continue;
-    if (!liveness.is_alive({shard.id, page})) end_claims(shard, page);
+    const bool is_known = is_ending(shard, page);
+    if (whom == Reaped::disconnected && shard.pages.is_connected(page) && !is_known) continue;
+    if (is_known || !liveness.is_alive({shard.id, page})) end_claims(shard, page, leases_left);
   }
 }
 

@@ -247,7 +247,7 @@ class Core {
                                                        std::uint32_t pid, std::uint64_t cookie);
   // A client comes back to the page it has: its connection ended, or an adoption lies between; its
   // mapping never ended. It has its pins and leases as before. Call disconnected() first if the
-  // core does not know yet that the earlier connection is over. // Errors: shard_replaced (no such
+  // core does not know yet that the earlier connection is over. Errors: shard_replaced (no such
   // page here, another cookie or access, or its mapping is gone).
   [[nodiscard]] std::expected<PageGrant, Error> come_back(ClientId client, Access access,
                                                           std::uint64_t cookie);
@@ -259,6 +259,10 @@ class Core {
   // Clients whose mapping turned out to be gone while their connection stands (an exec, with a
   // forked child that holds the socket): the connection is to be ended, then disconnected() called.
   [[nodiscard]] std::vector<ClientId> take_gone_clients();
+  // Leases of clients that are gone end some hundred at a time, so that others have their turns
+  // between. Whoever wants one of the others gets it all the same.
+  [[nodiscard]] bool has_leases_to_end() const;
+  void end_some_leases();
   [[nodiscard]] Access access_of(ClientId client) const;
 
   // ---- operations -------------------------------------------------------------------------------

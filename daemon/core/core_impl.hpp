@@ -17,6 +17,8 @@ namespace hotkv::core {
 
 // Contexts that one shard expires in one tick; the rest comes a second later. Bounds a turn's work.
 inline constexpr std::size_t kExpirationsPerTickMax = 4096;
+// Leases of clients that are gone which end in one turn; the rest ends in turns of its own.
+inline constexpr std::size_t kLeasesAtOnce = 512;
 
 class Core::Impl {
  public:
@@ -32,8 +34,8 @@ class Core::Impl {
                                                           SlotIndex slot);
   [[nodiscard]] std::unexpected<Refusal> refuse_collision(Shard& shard, const SessionId& session);
   // The error where the client's mapping is known to be gone: it can hold nothing any more.
-  [[nodiscard]] static std::optional<Error> check_claims(const char* operation, const Shard& shard,
-                                                         PageIndex page, const SessionId& session);
+  [[nodiscard]] std::optional<Error> check_claims(const char* operation, const Shard& shard,
+                                                  PageIndex page, const SessionId& session) const;
   [[nodiscard]] static std::optional<Error> check_recipe(const char* operation, const Shard& shard,
                                                          const Fingerprint& fingerprint);
   // The slot of a context that `page` holds in this generation.
@@ -48,9 +50,13 @@ class Core::Impl {
                                                std::optional<SlotIndex> superseded);
   // Evicts until one more context is below the session cap.
   [[nodiscard]] std::optional<Error> make_slot_room(Shard& shard, const SessionId& session);
-  // The client's mapping is gone, whether or not its connection is.
-  void end_claims(Shard& shard, PageIndex page);
+  // The client's mapping is gone, whether or not its connection is. Leases that are too many for
+  // this turn are left to `ending`.
+  void end_claims(Shard& shard, PageIndex page, std::size_t& leases_left);
+  [[nodiscard]] bool is_ending(const Shard& shard, PageIndex page) const;
   // Asks after clients of the shard and ends the claims of those that are gone.
+  void reap(Shard& shard, Reaped whom, std::size_t& leases_left);
+  // All of them: somebody needs what they have.
   void reap(Shard& shard, Reaped whom = Reaped::all);
   void expire(Shard& shard);
   // Drops a shard without contexts and clients, of this owner if one is given.
@@ -71,6 +77,7 @@ class Core::Impl {
   Reclaim reclaim;
   std::vector<ShardId> dropped;
   std::vector<ClientId> gone;
+  std::vector<ClientId> ending;  // gone as well, and some of their leases are not ended yet
   std::uint64_t next_shard_id = 1;
   std::uint64_t adopted_ms = 0;  // the last adoption
   // What an adoption brought above the budget and pins or left-over files hold there; see

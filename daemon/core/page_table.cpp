@@ -45,6 +45,10 @@ void PageTable::reconnect(PageIndex page) {
   client.adopted = false;
 }
 
+void PageTable::clear_pins(PageIndex page) {
+  clear(tables_.untrusted_page(page));
+}
+
 void PageTable::end_claims(PageIndex page) {
   Client& client = clients_[page.value()];
   HOTKV_CHECK(client.taken && client.held_slots.empty(), "a client with leases loses its page");

@@ -40,8 +40,10 @@ class PageTable {
                                               std::uint64_t cookie);
   // The client of a taken page that was disconnected, or that an earlier core knew, is back.
   void reconnect(PageIndex page);
-  // The client's mapping is gone: its pins count no more. The caller has ended its leases. The page
-  // can be taken again once its connection has ended too: a forked child can hold that longer.
+  // The client's mapping is gone: its pins count no more.
+  void clear_pins(PageIndex page);
+  // And the caller has ended its leases. The page can be taken again once its connection has ended
+  // too: a forked child can hold that longer.
   void end_claims(PageIndex page);
   // The connection ended. The page is free at once where the mapping is gone already.
   void disconnect(PageIndex page);

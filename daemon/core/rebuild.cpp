@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -111,7 +112,10 @@ void Rebuild::lose(SlotIndex slot, MissReason reason) {
   SlotRecord& record = shard_.tables.slot(slot);
   if (const auto session = read_session_id(record.id_bytes, record.id)) {
     const bool sound = shard_.chunks.is_sound(shard_.head(slot).tip, sound_);
-    (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+    // An epoch above the ledger's is no epoch that anybody opened: it must not make others stale.
+    if (!shard_.ledger.find(*session)) {
+      (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+    }
     shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
   }
   gate_.store(record.state, kRetiringBase + static_cast<std::uint32_t>(reason));
@@ -127,13 +131,18 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     lose(slot, MissReason::lost_in_restart);
     return;
   }
+  // The ledger hears of a context before its slot does, and forgets none that lives. So a slot that
+  // names what the ledger does not know, or not at this epoch yet, is not what it was: it would
+  // show one context's bytes under another's name.
   const auto entry = shard_.ledger.find(*session);
-  if (entry && shard_.epoch(slot) < entry->epoch) {
+  if (!entry || shard_.epoch(slot) > entry->epoch) {
+    lose(slot, MissReason::lost_in_restart);
+    return;
+  }
+  if (shard_.epoch(slot) < entry->epoch) {
     lose(slot, MissReason::superseded_epoch);
     return;
   }
-  (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
-  shard_.ledger.revive(*session);
 
   const auto untrusted =
       LengthWord::from_bits(shard_.tables.length_word(slot).load(std::memory_order_acquire));
@@ -151,34 +160,22 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
                    {untrusted.generation, shard_.chunks.ancestor(head.tip, untrusted.tokens)});
 }
 
-// No order of stores leaves one session in two slots; damaged memory can.
+// No order of stores leaves one context in two slots; damaged memory can. Nobody can tell which of
+// them it is, and neither is shown.
 void Rebuild::lose_duplicates() {
   std::map<SessionId, SlotIndex> seen;
+  std::set<SlotIndex> lost;
   for (const SlotIndex slot : live_slots()) {
     const auto [place, first] = seen.try_emplace(shard_.session(slot), slot);
-    if (first) continue;
-    const bool newer = shard_.epoch(slot) > shard_.epoch(place->second);
-    lose(newer ? place->second : slot, MissReason::lost_in_restart);
-    if (newer) place->second = slot;
-    // The session lives on in the other slot.
-    (void)shard_.ledger.remember(place->first, shard_.epoch(place->second), now_ms_);
-    shard_.ledger.revive(place->first);
+    if (!first) lost.insert({slot, place->second});
   }
+  for (const SlotIndex slot : lost) lose(slot, MissReason::lost_in_restart);
 }
 
-// A damaged slot can have named the session of a sound one that had been settled already: then the
-// ledger tells of the lost one.
+// A slot that was lost can have named the session of a sound one: then the ledger tells of the lost
+// one.
 void Rebuild::settle_ledger() {
-  for (const SlotIndex slot : live_slots()) {
-    const SessionId session = shard_.session(slot);
-    const auto entry = shard_.ledger.find(session);
-    if (entry && shard_.epoch(slot) < entry->epoch) {
-      lose(slot, MissReason::superseded_epoch);
-    } else {
-      (void)shard_.ledger.remember(session, shard_.epoch(slot), now_ms_);
-      shard_.ledger.revive(session);
-    }
-  }
+  for (const SlotIndex slot : live_slots()) shard_.ledger.revive(shard_.session(slot));
 }
 
 // A chunk belongs to one context (prefixes are not shared). Where two chains meet, a tip that lies

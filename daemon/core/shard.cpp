@@ -266,21 +266,25 @@ void Shard::sweep() {
       [&](const KeptHead& kept) { chunks.unref(kept.head.tip.chunk()); });
 }
 
-void Shard::end_claims(PageIndex page) {
-  if (!pages.has_claims(page)) return;
-  const auto held = pages.held_slots(page);  // a copy: set_holder changes the original
-  for (const std::uint32_t number : held) {
-    const SlotIndex slot{number};
-    // What was granted and never published goes back to the others with the lease.
-    const TokenCount capacity = chunks.capacity(head(slot).tip);
-    const std::uint32_t unused = capacity.value() - published(slot).value();
-    if (unused >= tables.geometry().chunk_tokens && has_generations_left(slot)) {
-      cut_off_writers(slot);
-    }
-    set_holder(slot, std::nullopt);
+void Shard::end_dead_lease(SlotIndex slot) {
+  // What was granted and never published goes back to the others with the lease.
+  const TokenCount capacity = chunks.capacity(head(slot).tip);
+  const std::uint32_t unused = capacity.value() - published(slot).value();
+  if (unused >= tables.geometry().chunk_tokens && has_generations_left(slot)) {
+    cut_off_writers(slot);
   }
+  set_holder(slot, std::nullopt);
+}
+
+bool Shard::end_claims(PageIndex page, std::size_t& leases_left) {
+  if (!pages.has_claims(page)) return true;
+  pages.clear_pins(page);
+  const auto& held = pages.held_slots(page);
+  for (; !held.empty() && leases_left > 0; --leases_left) end_dead_lease(SlotIndex{*held.begin()});
+  if (!held.empty()) return false;
   pages.end_claims(page);
   sweep();
+  return true;
 }
 
 std::vector<SlotIndex> Shard::live_slots_below(std::uint32_t end) const {

@@ -83,8 +83,11 @@ class Shard {
   }
   // Lets go of kept heads that nobody pins.
   void sweep();
-  // The client's mapping is gone: ends its leases and its pins. Idempotent.
-  void end_claims(PageIndex page);
+  // Ends the lease of a client whose mapping is gone, so that nobody writes any more.
+  void end_dead_lease(SlotIndex slot);
+  // The client's mapping is gone: ends its pins, and its leases, as many as are left to be ended in
+  // this turn. False: not all of them, and the page is its own until they are. Idempotent.
+  bool end_claims(PageIndex page, std::size_t& leases_left);
   // The least recently used contexts, oldest first, as long as `visit` returns true. `visit` may
   // retire the slot it gets, and no other.
   template <class Visit>

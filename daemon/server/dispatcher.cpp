@@ -240,6 +240,11 @@ void Dispatcher::tick() {
   settle();
 }
 
+void Dispatcher::go_on() {
+  core_.end_some_leases();
+  settle();
+}
+
 void Dispatcher::settle() {
   for (const core::ShardId shard : core_.take_dropped_shards()) files_.drop(shard);
   for (const core::ClientId client : core_.take_gone_clients()) {
@@ -251,6 +256,7 @@ void Dispatcher::settle() {
   }
   run_memory_orders();
   for (const core::FinishedGrant& grant : core_.take_finished_grants()) answer(grant);
+  if (core_.has_leases_to_end()) later_();
 }
 
 // An order that cannot even begin is reported as failed, and the core may answer with another one,

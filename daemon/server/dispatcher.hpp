@@ -45,10 +45,15 @@ struct Conversation {
 // One thread's. Nothing that a frame holds ends in more than an error reply.
 class Dispatcher {
  public:
-  // All outlive this.
+  // All outlive this. `later` asks for a call of go_on() once others had their turns.
   Dispatcher(core::Core& core, ShardFiles& files, Attacher& attacher, ServerCounters& counters,
-             EventLog& log)
-      : core_(core), files_(files), attacher_(attacher), counters_(counters), log_(log) {}
+             EventLog& log, std::function<void()> later)
+      : core_(core),
+        files_(files),
+        attacher_(attacher),
+        counters_(counters),
+        log_(log),
+        later_(std::move(later)) {}
 
   // Answers one received frame; an APPEND that waits for memory is answered later.
   void handle(Conversation& conversation, std::span<const std::byte> untrusted_frame);
@@ -61,6 +66,8 @@ class Dispatcher {
   void memory_order_done(std::uint64_t order_id, std::expected<void, Error> result, bool punched);
   // The core's housekeeping, once a second.
   void tick();
+  // The next piece of what is too much for one turn.
+  void go_on();
 
  private:
   struct Route;
@@ -102,6 +109,7 @@ class Dispatcher {
   Attacher& attacher_;
   ServerCounters& counters_;
   EventLog& log_;
+  std::function<void()> later_;
   std::map<std::uint64_t, WaitingResult> waiting_;  // by the core's ticket
   std::map<core::ClientId, Conversation*> attached_;
 };

@@ -3,19 +3,25 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tests/fault/crash_row.hpp"
 #include "tests/support/kv_worker.hpp"
 #include "tests/support/sanitized.hpp"
 
 namespace hotkv::testing {
 namespace {
 
-constexpr int kStoresMax = 1000;  // far more than the script makes
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t kChunks = 256;  // of 4 KiB: a mebibyte
+constexpr int kStoresMax = 1000;        // far more than the script makes
 constexpr std::chrono::seconds kPatience(20);
 
 class DaemonDeaths : public ::testing::Test {
@@ -24,15 +30,33 @@ class DaemonDeaths : public ::testing::Test {
       {.flags = {"--max-bytes=1M", "--hugepages=off", "--chunk-tokens=16", "--session-cap=4"},
        .program = "hotkvd_faults"}};
   int deaths_ = 0;
+  std::optional<int> tends_with_;  // the store at which the next daemon dies in its adoption
+  int deaths_in_adoption_ = 0;
+  CrashRow row_{};
 
   // Starts it again without the fault if it has died.
   void tend() {
     if (!daemon_.has_ended()) return;
     ++deaths_;
     daemon_.kill();
+    if (tends_with_) die_in_adoption(*std::exchange(tends_with_, std::nullopt));
     daemon_.set_variables({});
     daemon_.start_again();
     ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
+  }
+
+  void note_outage(Clock::time_point since) {
+    row_.until_next_grant.push_back(
+        std::chrono::duration<double, std::milli>(Clock::now() - since).count());
+  }
+
+  // Dies at that store before it serves, or is killed once it does.
+  void die_in_adoption(int store) {
+    daemon_.set_variables({"PLANTED_FAULT=die-at-store=" + std::to_string(store)});
+    daemon_.start_again();
+    const bool has_died = !daemon_.wait_ready();
+    deaths_in_adoption_ += has_died;
+    daemon_.kill();
   }
 
   // A number of what /status says of the shard; nothing where nobody says it.
@@ -49,17 +73,32 @@ class DaemonDeaths : public ::testing::Test {
   // Asks until the answer is not that the daemon is away.
   template <class Ask>
   auto insist(KvWorker& worker, Ask ask) {
+    std::optional<Clock::time_point> away_since;
     for (;;) {
+      const auto asked = Clock::now();
       auto answer = ask();
       const bool is_away = !answer && !answer.error().is_miss() &&
                            answer.error().error().code == ErrorCode::daemon_unavailable;
-      if (!is_away) return answer;
+      if (!is_away) {
+        if (away_since) note_outage(*away_since);
+        return answer;
+      }
+      if (!away_since) away_since = asked;
       EXPECT_TRUE(
           eventually([&] { return daemon_.has_ended() || worker.client().is_connected(); }));
       tend();
       EXPECT_TRUE(worker.client().wait_connected(kPatience));
       if (HasFailure()) return answer;
     }
+  }
+
+  // Once nobody is there. Takes all memory for a moment.
+  std::uint64_t chunks_to_be_had() {
+    KvWorker worker(daemon_.control_path());
+    std::uint64_t chunks = 0;
+    EXPECT_EQ(why(worker.open("all there is", 1)), "");
+    while (worker.append("all there is", 16)) ++chunks;
+    return chunks;
   }
 
   // What is published is there, whoever died: exactly so many tokens, every byte right.
@@ -75,8 +114,10 @@ class DaemonDeaths : public ::testing::Test {
       }
       return std::unexpected(Refusal(found.error()));
     });
+    if (!view) row_.tokens_lost += tokens;
     ASSERT_TRUE(view.has_value()) << view.error().message();
-    EXPECT_EQ(wrong_bytes(worker_recipe(), session, epoch, *view), 0U);
+    row_.unpublished_seen += wrong_bytes(worker_recipe(), session, epoch, *view);
+    EXPECT_EQ(row_.unpublished_seen, 0U);
   }
 
   // What ends a generation and whose answer was lost may have been done (a truncate, an append that
@@ -138,6 +179,10 @@ class DaemonDeaths : public ::testing::Test {
 // Published tokens lost: 0. Contexts lost: 0. FR-052: also at each store of a shard's making, where
 // the client that waits for it gets an answer from the next daemon.
 TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
+  row_ = {.number = 22,
+          .crashed =
+              "daemon killed at each store of a worker's life, in turn; the request that met "
+              "it is answered"};
   ASSERT_TRUE(daemon_.wait_ready());
   // With a sanitizer a start takes long; every store is died at without one.
   const int stride = kIsSanitized ? 16 : 1;
@@ -175,16 +220,58 @@ TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
         return shard_number("/clients") == 0 && shard_number("/account/kept_bytes") == 0;
       }));
       EXPECT_EQ(broken_invariant(daemon_), "");
+      if (deaths_ > 0) row_.chunks_leaked += kChunks - chunks_to_be_had();
+      ASSERT_EQ(row_.chunks_leaked, 0U);
     }
     deaths += deaths_;
     if (deaths_ == 0) {
       std::printf("%d stores, %d deaths\n", store - 1, deaths);
       EXPECT_GE(deaths, 60 / stride);
+      row_.crashes = static_cast<std::uint32_t>(deaths);
+      report(row_);
       return;
     }
     ASSERT_EQ(deaths_, 1);
   }
   FAIL() << "the script has no end";
+}
+
+// The next daemon dies in its turn, at each store of finishing what the first one left half done.
+TEST_F(DaemonDeaths, AtEachStoreOfAnAdoptionLoseNothing) {
+  row_ = {.number = 23, .crashed = "daemon killed at each store of its adoption, in turn"};
+  ASSERT_TRUE(daemon_.wait_ready());
+  const auto die_at = [&](int store) {
+    daemon_.kill();
+    daemon_.set_variables({"PLANTED_FAULT=die-at-store=" + std::to_string(store)});
+    daemon_.start_again();
+  };
+  const int first_stride = kIsSanitized ? 150 : 25;
+  std::uint32_t deaths = 0;
+  for (int first = 20; first < kStoresMax; first += first_stride) {
+    bool has_died_first = false;
+    for (int second = 1; second < kStoresMax; ++second) {
+      SCOPED_TRACE(std::to_string(first) + ", " + std::to_string(second));
+      daemon_.store().clear();
+      die_at(first);
+      ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
+      auto client = Client::attach({.socket_path = daemon_.control_path()}, worker_recipe());
+      ASSERT_TRUE(client.has_value()) << client.error().message();
+      KvWorker worker(std::move(*client));
+      tends_with_ = second;
+      deaths_ = deaths_in_adoption_ = 0;
+      live(worker);
+      if (HasFailure()) return;
+      has_died_first = deaths_ > 0;
+      deaths += static_cast<std::uint32_t>(deaths_in_adoption_);
+      if (deaths_in_adoption_ == 0) break;  // it has no such store
+    }
+    if (!has_died_first) break;
+  }
+  tends_with_.reset();
+  std::printf("%u deaths in adoption\n", deaths);
+  row_.crashes = deaths;
+  EXPECT_GE(deaths, kIsSanitized ? 1U : 20U);
+  report(row_);
 }
 
 }  // namespace

@@ -2,10 +2,8 @@
 // (fault points, or a worker that waits) while other workers and the real daemon go on. Each ends
 // with right bytes for everybody and every invariant of the daemon whole.
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +12,7 @@
 #include <string>
 
 #include "tests/support/at_fault_point.hpp"
+#include "tests/support/cut_off.hpp"
 #include "tests/support/kv_worker.hpp"
 
 namespace hotkv::testing {
@@ -155,46 +154,16 @@ TEST_F(Interleaving, WriterStoppedInItsCopyWhileItIsReleased) {
   });
 }
 
-// The control sockets of this process.
-std::vector<int> control_sockets() {
-  DIR* folder = ::opendir("/proc/self/fd");
-  std::vector<int> sockets;
-  while (const dirent* entry = ::readdir(folder)) {
-    const int fd = std::atoi(entry->d_name);
-    int type = 0;
-    socklen_t size = sizeof type;
-    if (fd > 2 && ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
-        type == SOCK_SEQPACKET) {
-      sockets.push_back(fd);
-    }
-  }
-  ::closedir(folder);
-  return sockets;
-}
-
-// A worker that hangs up and lives on.
-// After a hang-up its library would come back at once, and it would be the holder again.
-KvWorker worker_that_stays_away(const DaemonProcess& daemon) {
-  return KvWorker(Client::attach({.socket_path = daemon.control_path(),
-                                  .reattach_for = std::chrono::milliseconds(0)},
-                                 worker_recipe())
-                      .value());
-}
-
-void hang_up() {
-  for (const int fd : control_sockets()) ::shutdown(fd, SHUT_RDWR);
-}
-
 TEST_F(Interleaving, WriterStoppedInItsCopyWhileAnotherWorkerTakesOver) {
   // The holder hangs up but lives and writes on; another worker takes the lease over.
   Turns turns;
   ForkedChild late([&] {
-    KvWorker worker = worker_that_stays_away(daemon);
+    KvWorker worker = worker_that_stays_away(daemon.control_path());
     if (!worker.open("a", 1) || !worker.append("a", 20, 1)) return 1;
     auto writer = worker.context("a").append(TokenCount{30});
     if (!writer) return 2;
     worker.fill("a", 1, *writer, 0, 10, 2);
-    hang_up();
+    hang_up_all();
     turns.arrive_and_wait();
     worker.fill("a", 1, *writer, 10, 30, 2);
     const auto published = writer->publish();
@@ -312,12 +281,12 @@ TEST_F(Interleaving, APublishRacingATakeOverIsNeverAcknowledgedAndLost) {
     const std::string session = publish_first ? "first" : "second";
     Turns turns;
     ForkedChild late([&] {
-      KvWorker worker = worker_that_stays_away(daemon);
+      KvWorker worker = worker_that_stays_away(daemon.control_path());
       if (!worker.open(session, 1) || !worker.append(session, 20, 1)) return 1;
       auto writer = worker.context(session).append(TokenCount{5});
       if (!writer) return 2;
       worker.fill(session, 1, *writer, 0, 5, 1);
-      hang_up();
+      hang_up_all();
       if (publish_first && !writer->publish()) return 3;
       {
         // Stopped at the last moment before the exchange.
@@ -370,11 +339,11 @@ TEST_F(Interleaving, AWorkerKilledBetweenWriteAndPublishLosesOnlyWhatItNeverPubl
 TEST_F(Interleaving, AWorkerThatClosesItsSocketAndLivesOnKeepsItsViews) {
   Turns turns;
   ForkedChild survivor([&] {
-    KvWorker worker = worker_that_stays_away(daemon);
+    KvWorker worker = worker_that_stays_away(daemon.control_path());
     if (!worker.open("a", 1) || !worker.append("a", 40, 1)) return 1;
     const auto view = worker.client().resolve(session_id("a"), Epoch{1}, TokenCount{40});
     if (!view) return 2;
-    hang_up();
+    hang_up_all();
     turns.arrive_and_wait();
     if (wrong_bytes(worker_recipe(), "a", 1, *view, all(40, 1)) != 0) return 3;
     turns.arrive_and_wait();

@@ -405,5 +405,32 @@ TEST_F(ClaimsOnMuchMemory, TheEndOfTheirHolderStallsNobody) {
   EXPECT_EQ(why(other.context("next").reserve(TokenCount{kHeld / 128})), "");
 }
 
+class ClaimsOfThousands : public Claims {
+ protected:
+  // More than the housekeeping alone would end within a test's patience, a piece a second.
+  static constexpr std::uint32_t kSessions = 20'000;
+
+  ClaimsOfThousands() : Claims({"--session-cap=" + std::to_string(kSessions + 8)}) {}
+};
+
+// FR-008: leases end a piece a turn, one turn after the other, until the page is free.
+TEST_F(ClaimsOfThousands, EndInTurnsOfTheirOwn) {
+  Turns turns;
+  ForkedChild holder([&] {
+    KvWorker worker(daemon_.control_path());
+    for (std::uint32_t i = 0; i < kSessions; ++i) {
+      if (!worker.open("s" + std::to_string(i), 1)) return 1;
+    }
+    turns.arrive_and_wait();
+    return 0;
+  });
+  ASSERT_TRUE(turns.wait_for_child()) << holder.exit_code();
+  KvWorker other(daemon_.control_path());
+  holder.kill_and_wait();
+  ASSERT_EQ(why(other.open("s" + std::to_string(kSessions - 1), 1)), "");
+  EXPECT_TRUE(eventually([&] { return shard_number("/clients") == 1; }));
+  EXPECT_EQ(leased_contexts(), 1U);
+}
+
 }  // namespace
 }  // namespace hotkv::testing

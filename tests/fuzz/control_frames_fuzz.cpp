@@ -342,7 +342,7 @@ class Fuzz {
   server::EventLog log_{logger_, [] { return std::chrono::milliseconds(1000); }};
   std::vector<std::string> certified_{"llama"};
   server::Attacher attacher_{tiny_.core, tiny_.files, certified_};
-  server::Dispatcher dispatcher_{tiny_.core, tiny_.files, attacher_, counters_, log_};
+  server::Dispatcher dispatcher_{tiny_.core, tiny_.files, attacher_, counters_, log_, [] {}};
   bool is_honest_apart_ = true;
   std::optional<HonestReader> honest_;
   std::vector<std::unique_ptr<Client>> clients_;

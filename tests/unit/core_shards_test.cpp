@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -247,6 +249,113 @@ TEST(CoreShards, AClientThatUnmapsItsPageAndOpensIsNoHolder) {
   for (const auto gone : h.core->take_gone_clients()) h.core->disconnected(gone);
   EXPECT_EQ(h.core->verify(), std::nullopt);
   for (const auto& context : h.core->contexts()) EXPECT_EQ(context.holder, std::nullopt);
+}
+
+// FR-008: so many leases that ending all in one turn would keep everybody else waiting.
+class CoreLeasesOfTheGone : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kLeases = 2000;
+
+  static core::Limits limits() {
+    auto limits = CoreHarness::small_limits();
+    limits.session_cap = kLeases + 8;
+    return limits;
+  }
+  CoreLeasesOfTheGone() {
+    for (std::uint32_t i = 0; i < kLeases; ++i) (void)gone_.open("s" + std::to_string(i), 1);
+    (void)gone_.append("s7", 1, 5);
+    (void)gone_.resolve("s7", 1, 5);
+    // As much as is unlikely to be among the first that end.
+    for (std::uint32_t i = 8; i < 48; ++i) (void)gone_.grant("s" + std::to_string(i), 1, 16);
+    cookie_ = h_.tables(shard_).page_record(gone_.client.page).cookie;
+    h_.liveness.gone.insert(gone_.client);
+    h_.core->disconnected(gone_.client);
+  }
+  [[nodiscard]] std::size_t leased() const {
+    return static_cast<std::size_t>(std::ranges::count_if(
+        h_.core->contexts(),
+        [](const core::ContextInfo& context) { return context.holder.has_value(); }));
+  }
+
+  CoreHarness h_{limits()};
+  core::ShardId shard_ = h_.add_shard();
+  CoreClient gone_{h_, shard_};
+  CoreClient next_{h_, shard_};
+  std::uint64_t cookie_ = 0;
+};
+
+TEST_F(CoreLeasesOfTheGone, EndInPiecesAndThenThePageIsFree) {
+  ASSERT_EQ(h_.core->contexts().size(), kLeases);
+  int turns = 1;
+  for (std::size_t before = kLeases; h_.core->has_leases_to_end(); ++turns) {
+    EXPECT_LT(leased(), before);
+    EXPECT_GT(leased(), 0U);
+    EXPECT_EQ(h_.core->status().shards.at(0).clients, 2U);
+    EXPECT_EQ(h_.core->verify(), std::nullopt);
+    before = leased();
+    h_.core->end_some_leases();
+    ASSERT_LT(turns, 10);
+  }
+  EXPECT_GT(turns, 2);
+  EXPECT_EQ(leased(), 0U);
+  EXPECT_EQ(h_.core->status().shards.at(0).clients, 1U);
+}
+
+TEST_F(CoreLeasesOfTheGone, AreFreeForWhoeverWantsOneBeforeItsTurn) {
+  std::size_t ended = 0;
+  for (std::uint32_t i = 0; i < kLeases; ++i) {
+    const std::size_t before = leased();
+    ASSERT_TRUE(next_.open("s" + std::to_string(i), 1)) << i;
+    ended += leased() == before + 1;  // it was nobody's: its turn was before
+    EXPECT_LE(leased(), before + 1);
+    EXPECT_GE(leased(), before);  // and no other's ends for it
+  }
+  EXPECT_GT(ended, 0U);
+  EXPECT_LT(ended, kLeases / 2);
+  EXPECT_EQ(leased(), kLeases);
+  EXPECT_FALSE(h_.core->has_leases_to_end());
+  EXPECT_EQ(h_.core->verify(), std::nullopt);
+}
+
+// The page can have its next client once the last piece is done, and never before.
+TEST_F(CoreLeasesOfTheGone, AreNeverThoseOfTheNextClientOfThePage) {
+  h_.core->tick();  // finds it gone once more
+  ASSERT_TRUE(h_.core->has_leases_to_end());
+  CoreClient other_page(h_, shard_);
+  EXPECT_NE(other_page.client, gone_.client);
+  for (int turn = 0; turn < 10 && h_.core->has_leases_to_end(); ++turn) h_.core->end_some_leases();
+  ASSERT_FALSE(h_.core->has_leases_to_end());
+  h_.liveness.gone.clear();
+  CoreClient same_page(h_, shard_);
+  ASSERT_EQ(same_page.client, gone_.client);
+  ASSERT_TRUE(same_page.open("s0", 1));
+  h_.core->end_some_leases();
+  h_.core->tick();
+  EXPECT_EQ(leased(), 1U);
+}
+
+// What it pinned is over at once: its mapping is what made pins count.
+TEST_F(CoreLeasesOfTheGone, HoldNoPinsMeanwhile) {
+  ASSERT_TRUE(h_.core->has_leases_to_end());
+  EXPECT_EQ(std::ranges::count_if(h_.core->contexts(),
+                                  [](const core::ContextInfo& context) { return context.pinned; }),
+            0);
+}
+
+// Its mapping may come back, if it is hostile; its client may not.
+TEST_F(CoreLeasesOfTheGone, DoNotComeBackWithTheirClient) {
+  ASSERT_TRUE(h_.core->has_leases_to_end());
+  h_.liveness.gone.clear();
+  EXPECT_FALSE(h_.core->come_back(gone_.client, Access::write, cookie_).has_value());
+}
+
+// Who needs memory ends what the gone were granted and never published, however much is left.
+TEST_F(CoreLeasesOfTheGone, GiveTheirGrantsToWhoeverNeedsThem) {
+  ASSERT_GT(h_.core->status().account.used, 0U);
+  ASSERT_TRUE(next_.open("needs all", 1));
+  const auto chunks = h_.limits.max_bytes / 4096;
+  EXPECT_TRUE(next_.append("needs all", 1, static_cast<std::uint32_t>(chunks) * 16).has_value());
+  EXPECT_EQ(h_.core->verify(), std::nullopt);
 }
 
 }  // namespace

@@ -132,7 +132,8 @@ class DispatcherTest : public ::testing::Test {
   spdlog::logger logger{"none"};  // writes nowhere
   EventLog log{logger, [] { return std::chrono::milliseconds(1000); }};
   Attacher attacher{core, files, certified};
-  Dispatcher dispatcher{core, files, attacher, counters, log};
+  int asked_to_go_on = 0;
+  Dispatcher dispatcher{core, files, attacher, counters, log, [this] { ++asked_to_go_on; }};
 };
 
 TEST_F(DispatcherTest, AnAppendThatWaitsIsAnsweredWhenAllItsMemoryHasCome) {

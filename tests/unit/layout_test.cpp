@@ -190,6 +190,8 @@ TEST(RecipeRecord, IsCheckedAsARecipeIs) {
             ErrorCode::uncertified_architecture);
   EXPECT_EQ(refusal_of([](auto& r) { r.architecture[0] = '\0'; }).object, "architecture");
   EXPECT_EQ(refusal_of([](auto& r) { r.model_id[0] = '\0'; }).object, "model_id");
+  EXPECT_EQ(refusal_of([](auto& r) { std::end(r.architecture)[-1] = 'x'; }).object, "architecture");
+  EXPECT_EQ(refusal_of([](auto& r) { std::end(r.model_id)[-1] = 'x'; }).object, "model_id");
   EXPECT_EQ(refusal_of([](auto& r) { r.dtype = 77; }).object, "dtype");
   EXPECT_EQ(refusal_of([](auto& r) { r.kv_heads = ~0u; }).object, "kv_heads");
   EXPECT_EQ(refusal_of([](auto& r) { r.key_dim = 0; }).object, "key_dim");

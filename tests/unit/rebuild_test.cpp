@@ -209,9 +209,27 @@ TEST_F(Rebuild, ALowerEpochInASlotIsSuperseded) {
   EXPECT_TRUE(worker.resolve("b", 2, 29).error().is(MissReason::superseded_epoch));
 }
 
-TEST_F(Rebuild, AHigherEpochInASlotThanInTheLedgerIsSettled) {
-  tables().slot(slot_of("b")).epoch = 4;
+// The ledger hears of an epoch first: what a slot says beyond it was opened by nobody, and makes no
+// epoch stale.
+TEST_F(Rebuild, AHigherEpochInASlotThanInTheLedgerIsShownToNobody) {
+  tables().slot(slot_of("b")).epoch = 400;
   expect_adoption("b");
+  load(healthy);
+  tables().slot(slot_of("b")).epoch = 400;
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_FALSE(worker.resolve("b", 400, 29).has_value());
+  EXPECT_TRUE(worker.resolve("b", 3, 29).error().is(MissReason::lost_in_restart));
+  EXPECT_TRUE(worker.open("b", 4).has_value());
+}
+
+TEST_F(Rebuild, ASlotOfASessionThatTheLedgerDoesNotKnowIsShownToNobody) {
+  SlotRecord& slot = tables().slot(slot_of("b"));
+  slot.id[0] = id("bb").words()[0];
+  slot.id_bytes = 2;
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_FALSE(worker.resolve("bb", 3, 29).has_value());
+  EXPECT_FALSE(worker.resolve("b", 3, 29).has_value());
+  EXPECT_EQ(h.core->verify(), std::nullopt);
 }
 
 TEST_F(Rebuild, AHigherEpochInTheLedgerThanInTheSlotIsSuperseded) {
@@ -259,7 +277,8 @@ TEST_F(Rebuild, AFullLedgerForgetsNoLiveSessionForADamagedRecord) {
   full.tables(id_of).ledger()[1].id[0] = id("?").words()[0];
   full.restart();
   EXPECT_EQ(full.core->verify(), std::nullopt);
-  EXPECT_EQ(full.core->contexts().size(), 2u);
+  ASSERT_EQ(full.core->contexts().size(), 1u);
+  EXPECT_EQ(full.core->contexts().at(0).session, id("a"));
 }
 
 TEST_F(Rebuild, AnyWordOfALedgerRecordCanBeDamaged) {
@@ -369,12 +388,30 @@ TEST_F(Rebuild, ExtentsWithoutMemoryTakeTheirContextsAlong) {
   EXPECT_EQ(miss.miss().known_length, TokenCount{0});
 }
 
-// The session goes on living in the other slot, so its ledger record must have no fate, and a full
-// ledger must not forget it.
-TEST_F(Rebuild, OneSessionInTwoSlotsKeepsTheHigherEpoch) {
+// Nobody can tell which of the two slots is the damaged one, whichever comes first: either may show
+// the other's bytes.
+TEST_F(Rebuild, OneContextInTwoSlotsIsShownFromNeither) {
+  for (const auto& [damaged, named] : {std::pair("b", "a"), std::pair("a", "b")}) {
+    SCOPED_TRACE(damaged);
+    load(healthy);
+    SlotRecord& twin = tables().slot(slot_of(damaged));
+    for (std::size_t i = 0; i < SessionId::kWords; ++i) twin.id[i] = id(named).words()[i];
+    twin.id_bytes = id(named).size_bytes();
+    ASSERT_TRUE(adopt().has_value());
+    EXPECT_EQ(h.core->verify(), std::nullopt);
+    EXPECT_FALSE(worker.resolve(damaged, 3, lengths.at(damaged)).has_value());
+    EXPECT_TRUE(
+        worker.resolve(named, 3, lengths.at(named)).error().is(MissReason::lost_in_restart));
+    EXPECT_TRUE(worker.resolve("c", 3, lengths.at("c")).has_value());
+  }
+}
+
+// Where the epochs differ, the ledger knows which is right, and what it tells is of the right one.
+TEST_F(Rebuild, OneSessionInTwoSlotsIsShownFromTheOneOfItsEpoch) {
   SlotRecord& twin = tables().slot(slot_of("b"));
   for (std::size_t i = 0; i < SessionId::kWords; ++i) twin.id[i] = id("a").words()[i];
   twin.id_bytes = id("a").size_bytes();
+  twin.epoch = 2;
   expect_adoption("b");
 }
 
