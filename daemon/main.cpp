@@ -12,6 +12,7 @@
 
 #include "daemon/config.hpp"
 #include "daemon/daemon.hpp"
+#include "daemon/effective_limits.hpp"
 #include "daemon/supervisor.hpp"
 
 namespace {
@@ -46,6 +47,12 @@ int serve(const hotkv::Config& config) {
   return 0;
 }
 
+// What is written, and what of it contradicts this machine.
+int check(const hotkv::Config& config) {
+  const auto limits = hotkv::effective_limits(config, hotkv::read_machine_facts());
+  return limits ? 0 : fail(limits.error());
+}
+
 // A child with all flags but the one that says so.
 int supervise(const hotkv::Config& config, int argc, char** argv) {
   std::vector<std::string> arguments(argv, argv + argc);
@@ -70,7 +77,7 @@ int main(int argc, char** argv) {
   switch (parsed->action) {
     case hotkv::Action::show_help:
     case hotkv::Action::show_version: std::fputs(parsed->text.c_str(), stdout); return 0;
-    case hotkv::Action::check: return 0;
+    case hotkv::Action::check: return check(parsed->config);
     case hotkv::Action::supervise: return supervise(parsed->config, argc, argv);
     case hotkv::Action::run: return serve(parsed->config);
   }

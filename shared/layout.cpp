@@ -1,6 +1,7 @@
 #include "shared/layout.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -123,6 +124,23 @@ Capacities capacities_for(std::uint32_t contexts_max, std::uint32_t tombstones,
   return capacities;
 }
 
+// FNV-1a over 64 bits: each step maps its state one to one, so no change of a single byte is
+// missed. (Fowler, Noll, Vo; draft-eastlake-fnv.)
+static std::uint64_t checksum_of(const TablesHeader& header) {
+  std::uint64_t hash = 0xcbf2'9ce4'8422'2325;
+  const auto add = [&](std::size_t from, std::size_t to) {
+    const auto* const bytes = reinterpret_cast<const unsigned char*>(&header);
+    for (std::size_t i = from; i < to; ++i) hash = (hash ^ bytes[i]) * 0x100'0000'01b3;
+  };
+  add(offsetof(TablesHeader, layout_version), offsetof(TablesHeader, state));
+  add(offsetof(TablesHeader, owner_uid), offsetof(TablesHeader, checksum));
+  return hash;
+}
+
+void seal_header(TablesHeader& header) {
+  header.checksum = checksum_of(header);
+}
+
 std::expected<void, Error> check_header(const TablesHeader& header) {
   if (header.magic.load(std::memory_order_acquire) != kTablesMagic) {
     return std::unexpected(damaged("magic", "not the tables of a hotkv shard, or half made"));
@@ -167,6 +185,9 @@ std::expected<void, Error> check_header(const TablesHeader& header) {
   if (layout.tables_bytes != header.tables_bytes || layout.arena_bytes != header.arena_bytes ||
       layout.pages_bytes != header.pages_bytes) {
     return std::unexpected(damaged("file sizes", "are not those of the capacities"));
+  }
+  if (header.checksum != checksum_of(header)) {
+    return std::unexpected(damaged("checksum", "is not that of the header"));
   }
   return {};
 }

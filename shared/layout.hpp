@@ -190,8 +190,14 @@ struct TablesHeader {
   // them.
   std::uint64_t arena_inode;
   std::uint64_t pages_inode;
+  // Of all but magic and state, which never change. A header of which anything else is another says
+  // whose the memory is and what it holds: it must not be believed.
+  std::uint64_t checksum;
 };
-static_assert(sizeof(TablesHeader) == 392);
+static_assert(sizeof(TablesHeader) == 400);
+
+// Sets the checksum; before the magic is stored.
+void seal_header(TablesHeader& header);
 
 // ---- arena --------------------------------------------------------------------------------------
 

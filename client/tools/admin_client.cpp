@@ -87,10 +87,11 @@ class Request {
 
 std::string default_admin_socket() {
   const char* const runtime_dir = std::getenv("XDG_RUNTIME_DIR");
-  if (::geteuid() == 0 || runtime_dir == nullptr || *runtime_dir == '\0') {
-    return "/run/hotkv/admin.sock";
+  if (::geteuid() != 0 && runtime_dir != nullptr && *runtime_dir == '/') {
+    std::string path = std::string(runtime_dir) + "/hotkv/admin.sock";
+    if (::access(path.c_str(), F_OK) == 0) return path;
   }
-  return std::string(runtime_dir) + "/hotkv/admin.sock";
+  return "/run/hotkv/admin.sock";
 }
 
 std::expected<AdminReply, Error> admin_get(const std::string& socket_path, std::string_view target,

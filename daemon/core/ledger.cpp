@@ -99,6 +99,12 @@ void Ledger::revive(const SessionId& session) {
   if (r.fate.load(std::memory_order_relaxed) != 0) gate_.store(r.fate, 0);
 }
 
+void Ledger::protect(const SessionId& session) {
+  const auto found = records_.find(session);
+  HOTKV_CHECK(found != records_.end(), "a session to be protected is not in the ledger");
+  set_ended(found->second, false);
+}
+
 void Ledger::rebuild() {
   records_.clear();
   ended_.clear();

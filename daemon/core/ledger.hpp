@@ -40,6 +40,8 @@ class Ledger {
             std::uint64_t now_ms);
   // The session has a live context (again).
   void revive(const SessionId& session);
+  // It is not forgotten before it is buried or revived: a rebuild has yet to settle which.
+  void protect(const SessionId& session);
 
   // Sessions without a live context.
   [[nodiscard]] std::uint32_t ended_count() const {

@@ -27,7 +27,7 @@ void Rebuild::run() {
     kept_.emplace(kept.slot.value(), kept.head.bits());
   }
 
-  revive_known_sessions();
+  protect_known_sessions();
   for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
     settle_slot(SlotIndex{i});
   }
@@ -53,11 +53,16 @@ void Rebuild::run() {
   for (const SlotIndex slot : live) settle_base_tip(slot);
 }
 
-void Rebuild::revive_known_sessions() {
+void Rebuild::protect_known_sessions() {
   for (const SlotIndex slot : live_slots()) {
     const SlotRecord& record = shard_.tables.slot(slot);
+    // One that is retiring has its fate in the ledger, and keeps it.
+    if (!is_state(record.state.load(std::memory_order_relaxed), SlotState::live)) continue;
     const auto session = read_session_id(record.id_bytes, record.id);
-    if (session && shard_.ledger.find(*session)) shard_.ledger.revive(*session);
+    const auto entry = session ? shard_.ledger.find(*session) : std::nullopt;
+    if (!entry) continue;
+    if (entry->fate) fates_.emplace(*session, *entry->fate);
+    shard_.ledger.protect(*session);
   }
 }
 
@@ -143,6 +148,12 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     lose(slot, MissReason::superseded_epoch);
     return;
   }
+  // The fate of this epoch is stored: its end had begun, or its making had not ended, and nobody
+  // had an answer. Or the slot names another session than it did, one that had ended.
+  if (const auto fate = fates_.find(*session); fate != fates_.end()) {
+    lose(slot, fate->second);
+    return;
+  }
 
   const auto untrusted =
       LengthWord::from_bits(shard_.tables.length_word(slot).load(std::memory_order_acquire));
@@ -178,26 +189,15 @@ void Rebuild::settle_ledger() {
   for (const SlotIndex slot : live_slots()) shard_.ledger.revive(shard_.session(slot));
 }
 
-// A chunk belongs to one context (prefixes are not shared). Where two chains meet, a tip that lies
-// in the middle of the other's chain is the damaged one. Where they meet otherwise nobody can tell
-// which is, and neither is shown: one of them would show the other's bytes.
+// A chunk belongs to one context (prefixes are not shared). Where two chains meet nobody can tell
+// which of them is the damaged one, and neither is shown: one of them would show the other's bytes.
 void Rebuild::lose_overlaps() {
-  const std::vector<SlotIndex> live = live_slots();
   std::unordered_map<std::uint32_t, SlotIndex> owner_of_chunk;
   std::set<SlotIndex> lost;
-  for (const SlotIndex slot : live) {
-    const Tip own_tip = shard_.head(slot).tip;
-    for (Tip at = own_tip; at.is_chunk();) {
+  for (const SlotIndex slot : live_slots()) {
+    for (Tip at = shard_.head(slot).tip; at.is_chunk();) {
       const auto [place, first] = owner_of_chunk.try_emplace(at.chunk().value(), slot);
-      if (!first) {
-        const SlotIndex other = place->second;
-        const bool is_own_tip = at == own_tip;
-        const bool is_other_tip = at == shard_.head(other).tip;
-        if (is_own_tip || !is_other_tip) lost.insert(slot);
-        if (is_other_tip || !is_own_tip) lost.insert(other);
-        if (!is_other_tip || is_own_tip) break;
-        place->second = slot;  // from here on down the chain is this one's
-      }
+      if (!first) lost.insert({slot, place->second});
       const auto previous = shard_.chunks.word(at.chunk()).previous;
       at = previous ? Tip::at(*previous) : Tip::empty();
     }

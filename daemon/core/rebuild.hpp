@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -21,7 +22,10 @@ namespace hotkv::core {
 //   length one generation ahead -> the rest of end_generation() is done
 //   a kept head that is current -> dropped: its generation never ended
 //   an epoch below the ledger's -> superseded
-//   a context that makes no sense -> retired, lost_in_restart
+//   live, and its fate is stored -> ended with that fate
+//   what makes no sense         -> retired, lost_in_restart: a slot that the ledger does not know,
+//   at
+//                                  this epoch; a context in two slots; chains that meet
 class Rebuild {
  public:
   Rebuild(Shard& shard, StoreGate& gate, std::uint64_t now_ms)
@@ -34,8 +38,9 @@ class Rebuild {
   [[nodiscard]] std::vector<SlotIndex> live_slots() const {
     return shard_.live_slots_below(shard_.tables.capacities().slot_count);
   }
-  // Live sessions first, so that none of them is forgotten to remember another.
-  void revive_known_sessions();
+  // Live sessions first, so that none of them is forgotten to remember another; and what fate is
+  // stored of them, before any is lost.
+  void protect_known_sessions();
   void settle_slot(SlotIndex slot);
   void settle_live_slot(SlotIndex slot);
   // Ends the generation of a slot whose chain may be nonsense, without counting anything.
@@ -55,6 +60,7 @@ class Rebuild {
   std::uint64_t now_ms_;
   ChunkPool::SoundChunks sound_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> kept_;  // slot, head word
+  std::map<SessionId, MissReason> fates_;
 };
 
 }  // namespace hotkv::core

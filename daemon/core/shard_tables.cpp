@@ -53,6 +53,7 @@ void ShardTables::format(ShardMemory memory, const ShardPlan& plan, const ShardI
   header.tables_bytes = plan.layout.tables_bytes;
   header.arena_bytes = plan.layout.arena_bytes;
   header.pages_bytes = plan.layout.pages_bytes;
+  seal_header(header);
   header.magic.store(kTablesMagic, std::memory_order_release);
 }
 

@@ -43,7 +43,7 @@ class DescriptorStore {
   std::vector<KeptDescriptor> kept_;
 };
 
-// // A program that a forked child becomes, with what is kept where sd_listen_fds() expects it.
+// A program that a forked child becomes, with what is kept where sd_listen_fds() expects it.
 // Made before the fork; the store may be changed after it.
 class ProgramWithKept {
  public:

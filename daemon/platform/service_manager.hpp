@@ -41,8 +41,8 @@ class ServiceManager {
   [[nodiscard]] std::expected<void, Error> ready(std::string_view status);
   [[nodiscard]] std::expected<void, Error> stopping();
 
-  // The time within which the manager wants a ping, if it does; ping at half of it, from the event
-  // loop, so that a hung loop is noticed. Errors: system_error (the variables make no sense).
+  // The time within which the manager wants a ping, if it does; ping at a third of it, from the
+  // event loop, so that a hung loop is noticed. Errors: system_error (the variables make no sense).
   [[nodiscard]] std::expected<std::optional<std::chrono::microseconds>, Error> watchdog_interval()
       const;
   [[nodiscard]] std::expected<void, Error> ping();

@@ -1,6 +1,8 @@
 // What bad neighbours cost: the control operations of a client on its own shard, beside nobody and
 // beside one that is stopped with answers unread, one that ends with its hands full, one that
-// floods, and a log that nobody reads; in turns within one run. Prints JSON.
+// floods, and a log that nobody reads; in turns within one run. Two processes that only compute,
+// and ask hotkvd nothing, are measured as well: what a neighbour costs beyond its share of the
+// processors is what the daemon lets it take. Prints JSON.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -138,6 +140,17 @@ ForkedChild flooding_client(const std::string& control_path) {
   });
 }
 
+// Keeps a processor busy, and asks nothing.
+ForkedChild computing_process() {
+  return ForkedChild([parent = ::getpid()] {
+    volatile std::uint64_t sum = 0;
+    while (::getppid() == parent) {
+      for (std::uint64_t i = 0; i < 1'000'000; ++i) sum = sum + i;
+    }
+    return 0;
+  });
+}
+
 // ---- the client that is measured ----------------------------------------------------------------
 
 class Measured {
@@ -184,6 +197,7 @@ class Beside {
   nlohmann::json run() {
     for (std::uint32_t round = 0; round < sizes_.rounds; ++round) {
       const std::vector<double> nobody = measure("nobody");
+      computing_ = beside_computing(nobody);
       beside("stopped", nobody, [&] { return stopped_client(path()); });
       beside_ending(nobody);
       beside("flooding", nobody, [&] { return flooding_client(path()); });
@@ -207,6 +221,9 @@ class Beside {
                             {"p99_us", quantile(us, 0.99)},
                             {"max_us", quantile(us, 1)}};
       if (kind != "nobody") result["p99_ratio"] = quantile(ratios_[kind], 0.5);
+      if (kind != "nobody" && kind != "computing") {
+        result["p99_ratio_to_computing"] = quantile(ratios_to_computing_[kind], 0.5);
+      }
       report["results"].push_back(std::move(result));
     }
     demand(daemon_.stop() == 0, "hotkvd failed");
@@ -224,6 +241,15 @@ class Beside {
   void compare(const std::string& kind, const std::vector<double>& nobody,
                const std::vector<double>& us) {
     ratios_[kind].push_back(quantile(us, 0.99) / quantile(nobody, 0.99));
+    if (computing_.empty()) return;
+    ratios_to_computing_[kind].push_back(quantile(us, 0.99) / quantile(computing_, 0.99));
+  }
+  std::vector<double> beside_computing(const std::vector<double>& nobody) {
+    const ForkedChild one = computing_process();
+    const ForkedChild other = computing_process();
+    std::vector<double> us = measure("computing");
+    compare("computing", nobody, us);
+    return us;
   }
   template <class Make>
   void beside(const std::string& kind, const std::vector<double>& nobody, Make make) {
@@ -249,6 +275,8 @@ class Beside {
   std::optional<Measured> measured_;
   std::map<std::string, std::vector<double>> us_;
   std::map<std::string, std::vector<double>> ratios_;  // of each round's 99th percentiles
+  std::map<std::string, std::vector<double>> ratios_to_computing_;
+  std::vector<double> computing_;  // of this round
 };
 
 }  // namespace

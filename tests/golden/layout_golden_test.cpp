@@ -117,7 +117,8 @@ constexpr Place kPlaces[] = {
     {"TablesHeader.pages_bytes", offsetof(TablesHeader, pages_bytes), 368},
     {"TablesHeader.arena_inode", offsetof(TablesHeader, arena_inode), 376},
     {"TablesHeader.pages_inode", offsetof(TablesHeader, pages_inode), 384},
-    {"sizeof(TablesHeader)", sizeof(TablesHeader), 392},
+    {"TablesHeader.checksum", offsetof(TablesHeader, checksum), 392},
+    {"sizeof(TablesHeader)", sizeof(TablesHeader), 400},
     {"LengthLine.word", offsetof(LengthLine, word), 0},
     {"LengthLine.reserved", offsetof(LengthLine, reserved), 8},
     {"sizeof(LengthLine)", sizeof(LengthLine), 64},
@@ -132,7 +133,7 @@ TEST(LayoutGolden, FieldsStandWhereTheyStood) {
 TEST(LayoutGolden, Version) {
   EXPECT_EQ(kLayoutVersion, 1u) << "bumped: the bytes in this file are those of the new version?";
   EXPECT_EQ(hex_of(kTablesMagic), "686f746b7674626c") << "hotkvtbl";
-  EXPECT_EQ(kLayoutFingerprint, 0x8db6'd62a'e4d8'3c18u) << kBumpLayout;
+  EXPECT_EQ(kLayoutFingerprint, 0x8db6'd62c'e05b'9b40u) << kBumpLayout;
 }
 
 TEST(LayoutGolden, Words) {
@@ -321,6 +322,7 @@ TEST(LayoutGolden, TablesHeader) {
   record.pages_bytes = 0x8988'8786'8584'8382;
   record.arena_inode = 0x9190'8f8e'8d8c'8b8a;
   record.pages_inode = 0x9998'9796'9594'9392;
+  record.checksum = 0xa1a0'9f9e'9d9c'9b9a;
   EXPECT_EQ(
       hex_of(record),
       "3a3b3c3d3e3f4041"                                                  // magic
@@ -364,6 +366,7 @@ TEST(LayoutGolden, TablesHeader) {
       "8283848586878889"  // pages_bytes
       "8a8b8c8d8e8f9091"  // arena_inode
       "9293949596979899"  // pages_inode
+      "9a9b9c9d9e9fa0a1"  // checksum
       )
       << kBumpLayout;
 }

@@ -25,6 +25,7 @@ namespace {
 struct Word {
   std::string name;
   std::uint64_t offset;
+  bool is_of_a_table;      // else of the header
   bool is_of_one_context;  // of "b"
 };
 
@@ -75,7 +76,8 @@ class DamagedTables : public Restart {
     const auto add = [&](const std::string& name, std::uint64_t from, std::uint64_t bytes,
                          bool is_of_one_context) {
       for (std::uint64_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
-        found.push_back({name + "+" + std::to_string(at), from + at, is_of_one_context});
+        found.push_back(
+            {name + "+" + std::to_string(at), from + at, name != "header", is_of_one_context});
       }
     };
     add("header", 0, sizeof(TablesHeader), false);
@@ -149,6 +151,7 @@ TEST_F(DamagedTables, CostWhatTheDamagedWordTellsOfAndNoMore) {
       const auto missing =
           std::ranges::count_if(found, [](const auto& each) { return !each.second.empty(); });
       EXPECT_EQ(broken_invariant(*daemon_), "");
+      EXPECT_EQ(is_adopted, words[n].is_of_a_table);
       if (!is_adopted) {
         ++cold;
         EXPECT_EQ(missing, 3);

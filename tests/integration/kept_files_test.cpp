@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,6 +22,8 @@ namespace hotkv::testing {
 namespace {
 
 using platform::KeptDescriptor;
+
+constexpr ssize_t kHeaderBytes = sizeof(TablesHeader);
 
 class WrongFiles : public Restart {
  protected:
@@ -134,7 +137,12 @@ TEST_F(WrongFiles, AnotherLayoutVersionIsAColdStartWithOneLine) {
 // A header that is right in itself and a recipe that nobody is certified for: refused once it is
 // mapped, by the core.
 TEST_F(WrongFiles, WhatTheCoreRefusesIsGivenBackWhole) {
-  ASSERT_EQ(::pwrite(file("tables").fd.get(), "unknown", 8, offsetof(TablesHeader, recipe)), 8);
+  TablesHeader header{};
+  const int tables = file("tables").fd.get();
+  ASSERT_EQ(::pread(tables, static_cast<void*>(&header), sizeof header, 0), kHeaderBytes);
+  std::strcpy(header.recipe.architecture, "unknown");
+  seal_header(header);
+  ASSERT_EQ(::pwrite(tables, static_cast<const void*>(&header), sizeof header, 0), kHeaderBytes);
   start_again();
   EXPECT_EQ(status().at("adopted_shards"), 0);
   EXPECT_EQ(status().at("refused_shards"), 1);

@@ -102,6 +102,7 @@ FakeShard::FakeShard(const FakeShardOptions& options) : recipe_(options.recipe) 
   head.tables_bytes = layout_.tables_bytes;
   head.arena_bytes = layout_.arena_bytes;
   head.pages_bytes = layout_.pages_bytes;
+  seal_header(head);
   head.magic.store(kTablesMagic, std::memory_order_release);
 }
 

@@ -185,7 +185,10 @@ TEST(Client, SizesNumbersAndDescriptorsThatDoNotAgreeAreRefused) {
   const std::size_t arenas = mapped_parts("arena");
   for (const BadAnswer& answer : bad) {
     FakeDaemon daemon;
-    daemon.distort_attach([&](auto& attach) { answer.distort(daemon, attach); });
+    daemon.distort_attach([&](auto& attach) {
+      answer.distort(daemon, attach);
+      seal_header(daemon.header());
+    });
     const auto client = Client::attach(daemon.client_options(), daemon.recipe());
     ASSERT_FALSE(client.has_value()) << answer.what;
     EXPECT_EQ(client.error().code, answer.code) << answer.what << ": " << client.error().message();

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/plain_memory.hpp"
@@ -30,9 +31,10 @@ class FakeShardFiles final : public ShardFiles {
     const auto& pages = memory_.emplace_back(plan.layout.pages_bytes);
     return PreparedShard{{tables.bytes(), arena.bytes(), pages.bytes()}, {1, {2, 3}}};
   }
-  void keep(core::ShardId) override {}
+  void keep(core::ShardId) override { calls.push_back("keep"); }
   void drop(core::ShardId shard) override { dropped.push_back(shard); }
   std::expected<AttachFiles, Error> open_for(core::ClientId client, Access) override {
+    calls.push_back("open");
     if (open_fails) return std::unexpected(system_error("reopen", "arena", EMFILE));
     alive.insert(client);
     return AttachFiles{};
@@ -53,6 +55,7 @@ class FakeShardFiles final : public ShardFiles {
   std::set<core::ClientId> alive;
   std::vector<core::ShardId> dropped;
   std::vector<std::uint64_t> orders;
+  std::vector<std::string> calls;
 
  private:
   std::list<test::PlainMemory> memory_;
@@ -88,7 +91,7 @@ class DispatcherTest : public ::testing::Test {
   static core::Limits limits() {
     core::Limits limits;
     limits.max_bytes = 1 << 20;
-    limits.session_cap = 16;
+    limits.session_cap = 2048;
     limits.clients_per_shard = 2;
     limits.chunk_tokens = 16;
     return limits;
@@ -219,6 +222,34 @@ TEST_F(DispatcherTest, MemoryForAClientThatHungUpIsNobodysAnswer) {
   dispatcher.memory_order_done(files.orders.at(0), {}, true);
   EXPECT_TRUE(client.replies.empty());
   EXPECT_EQ(core.verify(), std::nullopt);
+}
+
+// A client that has files of a shard must find them with the next daemon.
+TEST_F(DispatcherTest, AShardIsKeptBeforeItsFirstClientGetsItsFiles) {
+  Client client;
+  attach(client);
+  EXPECT_EQ(files.calls, (std::vector<std::string>{"keep", "open"}));
+}
+
+TEST_F(DispatcherTest, LeasesOfAClientThatIsGoneEndInTurnsOfTheirOwn) {
+  Client gone;
+  attach(gone);
+  for (int message = 0; message < 7; ++message) {
+    std::vector<std::string> sessions;
+    for (int i = 0; i < 200; ++i) sessions.push_back(std::to_string(message * 200 + i));
+    (void)open(gone, sessions);
+  }
+  EXPECT_EQ(asked_to_go_on, 0);
+  files.alive.clear();
+  dispatcher.disconnected(gone.conversation);
+  int turns = 0;
+  while (std::exchange(asked_to_go_on, 0) > 0) {
+    ASSERT_LT(++turns, 10);
+    EXPECT_EQ(core.status().shards.at(0).clients, 1U);
+    dispatcher.go_on();
+  }
+  EXPECT_GE(turns, 2);
+  EXPECT_EQ(core.status().shards.at(0).clients, 0U);
 }
 
 TEST_F(DispatcherTest, AnAttachThatFailsHalfWayLeavesNothingTakenAndCanBeTriedAgain) {

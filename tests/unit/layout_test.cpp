@@ -46,6 +46,7 @@ std::unique_ptr<TablesHeader> good_header() {
   header->tables_bytes = shard.layout.tables_bytes;
   header->arena_bytes = shard.layout.arena_bytes;
   header->pages_bytes = shard.layout.pages_bytes;
+  seal_header(*header);
   header->magic = kTablesMagic;
   return header;
 }
@@ -58,6 +59,7 @@ struct HeaderChange {
 void expect_refused(const HeaderChange& change, ErrorCode code, std::string_view object) {
   const auto header = good_header();
   change.apply(*header);
+  seal_header(*header);
   const auto checked = check_header(*header);
   ASSERT_FALSE(checked.has_value()) << change.what;
   EXPECT_EQ(checked.error().code, code) << change.what;

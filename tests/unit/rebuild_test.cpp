@@ -74,26 +74,46 @@ class Rebuild : public ::testing::Test {
     }
     return adopted;
   }
-  // Two slots whose heads name one tip chunk.
-  bool has_shared_tip() const {
-    std::set<std::uint32_t> tips;
+  // Chunks that more than one live context's chain comes to.
+  std::set<std::uint32_t> meeting_points() const {
+    std::set<std::uint32_t> seen, met;
     for (std::uint32_t i = 0; i < tables().capacities().slot_count; ++i) {
-      const Tip tip = load_head(tables().slot(SlotIndex{i}).head).tip;
-      if (tip.is_chunk() && !tips.insert(tip.bits()).second) return true;
+      std::set<std::uint32_t> own;
+      for (const std::uint32_t chunk : chain_of(SlotIndex{i})) {
+        if (own.insert(chunk).second && !seen.insert(chunk).second) met.insert(chunk);
+      }
     }
-    return false;
+    return met;
+  }
+  // However damaged.
+  std::vector<std::uint32_t> chain_of(SlotIndex slot) const {
+    std::vector<std::uint32_t> chain;
+    Tip tip = load_head(tables().slot(slot).head).tip;
+    while (tip.is_chunk() && tip.chunk().value() < tables().capacities().chunk_count &&
+           chain.size() < tables().capacities().chunk_count) {
+      chain.push_back(tip.chunk().value());
+      const auto previous = ChunkWord::from_bits(tables().chunk_word(tip.chunk()).load()).previous;
+      tip = previous ? Tip::at(*previous) : Tip::empty();
+    }
+    return chain;
   }
   // Adopts what stands in memory now: verify() is clean, and every context but `damaged` is whole.
   void expect_adoption(const std::string& damaged) {
-    const bool shared_tip = has_shared_tip();
+    const auto meeting = meeting_points();
+    std::map<std::string, bool> meets;
+    for (const auto& [name, length] : lengths) {
+      meets[name] = name != damaged &&
+                    std::ranges::any_of(chain_of(slot_of(name)),
+                                        [&](auto chunk) { return meeting.contains(chunk); });
+    }
     const auto adopted = adopt();
     ASSERT_TRUE(adopted.has_value()) << adopted.error().message();
     ASSERT_EQ(h.core->verify(), std::nullopt);
     for (const auto& [name, length] : lengths) {
       if (name == damaged) continue;
       auto read = worker.resolve(name, 3, length);
-      if (!read && read.error().is(MissReason::lost_in_restart) && shared_tip) {
-        continue;  // two heads with one tip: nobody can tell which is the damaged one
+      if (!read && read.error().is(MissReason::lost_in_restart) && meets[name]) {
+        continue;  // nobody can tell which of the two chains is the damaged one
       }
       ASSERT_TRUE(read.has_value()) << name << ": " << read.error().message();
       ASSERT_EQ(worker.wrong_bytes(name, 3, *read, std::vector<std::uint32_t>(length, 1)), 0u)
@@ -246,18 +266,56 @@ TEST_F(Rebuild, AGenerationBeyondAllOthersDoesNotBeginAgainAtZero) {
   EXPECT_NE(load_head(tables().slot(slot).head).generation, Generation{0});
 }
 
-// Two live contexts that own one chunk would write into each other in place.
-TEST_F(Rebuild, ATipIntoAnotherContextsChainIsNotAdopted) {
-  SlotRecord& empty = tables().slot(slot_of("empty"));
-  const auto a = load_head(tables().slot(slot_of("a")).head);
-  const ChunkIndex first =
-      ChunkWord::from_bits(tables().chunk_word(a.tip.chunk()).load()).previous.value();
-  empty.head = HeadWord{load_head(empty.head).generation, Tip::at(first)}.bits();
+// One of them would show the other's bytes, and both would write into each other in place.
+TEST_F(Rebuild, ContextsWhoseChainsMeetAreShownToNobody) {
+  for (const auto& [damaged, into] : {std::pair("d", "a"), std::pair("a", "b")}) {
+    SCOPED_TRACE(damaged);
+    load(healthy);
+    const ChunkIndex first{chain_of(slot_of(into)).back()};
+    SlotRecord& slot = tables().slot(slot_of(damaged));
+    slot.head = HeadWord{load_head(slot.head).generation, Tip::at(first)}.bits();
+    ASSERT_TRUE(adopt().has_value());
+    for (const char* name : {damaged, into}) {
+      EXPECT_TRUE(
+          worker.resolve(name, 3, lengths.at(name)).error().is(MissReason::lost_in_restart));
+    }
+    EXPECT_TRUE(worker.resolve("c", 3, lengths.at("c")).has_value());
+    EXPECT_EQ(h.core->verify(), std::nullopt);
+  }
+}
+
+// Killed in the middle of an eviction: what the miss says stands in the ledger by then.
+TEST_F(Rebuild, AnEndThatHadBegunKeepsItsReason) {
+  for (const bool is_retiring : {false, true}) {
+    SCOPED_TRACE(is_retiring);
+    load(healthy);
+    for (LedgerRecord& record : tables().ledger()) {
+      if (core::read_session_id(record.id_bytes, record.id) == id("b")) {
+        record.fate = static_cast<std::uint32_t>(MissReason::evicted_lru);
+      }
+    }
+    if (is_retiring) {
+      tables().slot(slot_of("b")).state =
+          kRetiringBase + static_cast<std::uint32_t>(MissReason::evicted_lru);
+    }
+    ASSERT_TRUE(adopt().has_value());
+    EXPECT_TRUE(worker.resolve("b", 3, lengths.at("b")).error().is(MissReason::evicted_lru));
+    EXPECT_TRUE(worker.open("b", 3).has_value());
+    EXPECT_EQ(h.core->verify(), std::nullopt);
+  }
+}
+
+// The bytes are another context's: the ledger says of this one how it ended.
+TEST_F(Rebuild, ASlotThatNamesASessionThatHasEndedIsShownToNobody) {
   ASSERT_TRUE(adopt().has_value());
-  (void)worker.open("empty", 3);
-  (void)worker.append("empty", 3, 10, 2);
-  const auto read = worker.resolve("a", 3, 20).value();
-  EXPECT_EQ(worker.wrong_bytes("a", 3, read, std::vector<std::uint32_t>(20, 1)), 0u);
+  ASSERT_TRUE(worker.release("c", 3).has_value());
+  SlotRecord& slot = tables().slot(slot_of("b"));
+  for (std::size_t i = 0; i < SessionId::kWords; ++i) slot.id[i] = id("c").words()[i];
+  slot.id_bytes = id("c").size_bytes();
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_TRUE(worker.resolve("c", 3, lengths.at("b")).error().is(MissReason::released));
+  EXPECT_FALSE(worker.resolve("b", 3, lengths.at("b")).has_value());
+  EXPECT_EQ(h.core->verify(), std::nullopt);
 }
 
 // All records count as ended until their session is known to live.
