@@ -193,6 +193,10 @@ TEST(DaemonLifecycle, HelpVersionAndCheckEndAtOnce) {
   EXPECT_EQ(run_program("hotkvd", {"--help"}).exit_code, 0);
   EXPECT_NE(run_program("hotkvd", {"--version"}).out.find("hotkvd "), std::string::npos);
   EXPECT_EQ(run_program("hotkvd", {"--check", "--max-bytes=16M"}).exit_code, 0);
+  // What a restart would be refused for: by then the memory would be gone.
+  const ProgramResult beyond = run_program("hotkvd", {"--check", "--max-bytes=90T"});
+  EXPECT_EQ(beyond.exit_code, 2);
+  EXPECT_NE(beyond.err.find("max_bytes"), std::string::npos) << beyond.err;
 }
 
 TEST(DaemonLifecycle, KilledItLeavesTheBytesToThoseWhoMapThem) {
