@@ -163,7 +163,7 @@ void Adoption::tick() {
 
 void Adoption::find_out_what_is_kept() {
   constexpr const char* kRemedy =
-      "set FileDescriptorStoreMax= to three times max_shards and one more";
+      "set FileDescriptorStoreMax= to six times max_shards and one more";
   for (const std::string& name : files_.find_not_kept()) {
     log_.error(
         "event=memory-not-kept object={} cause=\"the service manager dropped it: a restart will "

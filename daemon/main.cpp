@@ -60,7 +60,8 @@ int supervise(const hotkv::Config& config, int argc, char** argv) {
   std::erase_if(arguments, [](const std::string& argument) {
     return argument.substr(0, argument.find('=')) == hotkv::kSuperviseFlag;
   });
-  constexpr std::size_t kFilesOfAShard = 3;
+  // Three files a shard, and as many of refused ones whose clients live; and the daemon's own.
+  constexpr std::size_t kFilesOfAShard = 2 * 3;
   return hotkv::supervise(std::move(arguments), config.max_shards * kFilesOfAShard + 1);
 }
 

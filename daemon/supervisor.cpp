@@ -30,10 +30,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// Doubled with each start of the last minute, so that a short shortage (of processes, say) is
-// outlived by the starts there are: 0.1, 0.2, 0.4, 0.8 s, then 1 s each.
-constexpr auto kRestartDelay = std::chrono::milliseconds(100);
-constexpr auto kRestartDelayMax = std::chrono::milliseconds(1000);
 constexpr auto kStartsWithin = std::chrono::seconds(60);
 constexpr std::size_t kStartsMax = 8;
 // Exit codes of the daemon that another start would only repeat; see main.cpp.
@@ -97,7 +93,7 @@ class Supervisor {
         return complain("the daemon ended " + std::to_string(starts_.size()) +
                         " times within a minute; giving up");
       }
-      wait_for_a_signal(std::min(kRestartDelay * (1 << (starts_.size() - 1)), kRestartDelayMax));
+      wait_for_a_signal(restart_delay(starts_.size()));
       if (ending_) return 1;
     }
   }
@@ -186,6 +182,14 @@ class Supervisor {
 };
 
 }  // namespace
+
+std::chrono::milliseconds restart_delay(std::size_t starts_of_the_last_minute) {
+  constexpr auto kFirst = std::chrono::milliseconds(100);
+  constexpr auto kLongest = std::chrono::milliseconds(1000);
+  constexpr std::size_t kDoublingsMax = 4;
+  if (starts_of_the_last_minute <= 1) return kFirst;
+  return std::min(kFirst * (1 << std::min(starts_of_the_last_minute - 1, kDoublingsMax)), kLongest);
+}
 
 int supervise(std::vector<std::string> arguments, std::size_t descriptors_max) {
   // Each is held here, and twice for a moment in the child that gets it.

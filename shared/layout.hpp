@@ -30,7 +30,7 @@ static_assert(std::endian::native == std::endian::little, "the layout is little-
 inline constexpr std::uint64_t kTablesMagic = 0x6c62'7476'6b74'6f68;
 // Bump when any struct below or the meaning of any word changes. Cost of a bump: a daemon of the
 // new version cannot adopt the memory of the old one, so that restart is cold.
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 
 // ---- tables: slots ------------------------------------------------------------------------------
 

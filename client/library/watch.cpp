@@ -167,10 +167,14 @@ bool Watch::come_back(steady_clock::time_point served_since) {
       if (come_back_.changed) come_back_.changed(false);
       return true;
     }
-    last = next.error().message();
-    connection_->explain(is_last ? "it did not come back within " +
-                                       std::to_string(come_back_.within.count()) + " ms: " + last
-                                 : "it has not come back yet: " + last);
+    try {
+      last = next.error().message();
+      connection_->explain(is_last ? "it did not come back within " +
+                                         std::to_string(come_back_.within.count()) + " ms: " + last
+                                   : "it has not come back yet: " + last);
+    } catch (const std::bad_alloc&) {
+      // What was said last stands.
+    }
     tries_ = is_lasting(next.error().code) ? kSlowestTry : std::min(tries_ + 1, kSlowestTry);
   }
   if (come_back_.changed) come_back_.changed(true);

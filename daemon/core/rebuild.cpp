@@ -123,7 +123,11 @@ void Rebuild::lose(SlotIndex slot, MissReason reason) {
     }
     shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
   }
-  gate_.store(record.state, kRetiringBase + static_cast<std::uint32_t>(reason));
+  end(slot, reason);
+}
+
+void Rebuild::end(SlotIndex slot, MissReason reason) {
+  gate_.store(shard_.tables.slot(slot).state, kRetiringBase + static_cast<std::uint32_t>(reason));
   free_slot(slot, true);
   ++shard_.counters.ended[static_cast<std::uint32_t>(reason)];
 }
@@ -151,7 +155,8 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   // The fate of this epoch is stored: its end had begun, or its making had not ended, and nobody
   // had an answer. Or the slot names another session than it did, one that had ended.
   if (const auto fate = fates_.find(*session); fate != fates_.end()) {
-    lose(slot, fate->second);
+    shard_.ledger.bury(*session, fate->second, entry->last_length, entry->ended_ms);  // as it is
+    end(slot, fate->second);
     return;
   }
 

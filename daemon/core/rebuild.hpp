@@ -45,7 +45,9 @@ class Rebuild {
   void settle_live_slot(SlotIndex slot);
   // Ends the generation of a slot whose chain may be nonsense, without counting anything.
   void free_slot(SlotIndex slot, bool keep_chain);
+  // Buries the session that the slot names, and ends the slot.
   void lose(SlotIndex slot, MissReason reason);
+  void end(SlotIndex slot, MissReason reason);
   void lose_duplicates();
   void settle_ledger();
   void lose_overlaps();

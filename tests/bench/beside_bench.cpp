@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -37,10 +38,18 @@ struct Sizes {
   std::uint32_t rounds = 0;
   std::uint32_t sessions = 0;    // that the ending client holds
   std::uint32_t operations = 0;  // measured in one round beside one kind of neighbour
+  bool is_apart = false;  // who is measured and hotkvd on one processor, neighbours on another
 };
 
 void demand(bool is_so, const char* what) {
   if (!is_so) throw std::runtime_error(what);
+}
+
+void run_on(pid_t process, int processor) {
+  cpu_set_t only;
+  CPU_ZERO(&only);
+  CPU_SET(processor, &only);
+  demand(::sched_setaffinity(process, sizeof only, &only) == 0, "a processor cannot be chosen");
 }
 
 double quantile(std::vector<double> values, double q) {
@@ -190,6 +199,10 @@ class Beside {
                            "--session-cap=" + std::to_string(sizes.sessions + 1000)},
                  .err = log_.writer()}) {
     demand(daemon_.wait_ready(), "hotkvd did not start");
+    if (sizes_.is_apart) {
+      run_on(daemon_.pid(), 0);
+      run_on(::getpid(), 0);
+    }
     measured_.emplace(daemon_.control_path());
     (void)measured_->run(300);  // its memory is there, and what is cached is cached
   }
@@ -212,6 +225,7 @@ class Beside {
                           {"rounds", sizes_.rounds},
                           {"sessions_of_the_ending", sizes_.sessions},
                           {"operations_a_round", sizes_.operations},
+                          {"neighbours_apart", sizes_.is_apart},
                           {"longest_stall_ms", status_number(daemon_, "/longest_stall_ms")},
                           {"log_lines_lost", status_number(daemon_, "/log_lines_lost")},
                           {"results", nlohmann::json::array()}};
@@ -244,27 +258,32 @@ class Beside {
     if (computing_.empty()) return;
     ratios_to_computing_[kind].push_back(quantile(us, 0.99) / quantile(computing_, 0.99));
   }
+  // A neighbour, on its own processor where that is asked for.
+  [[nodiscard]] ForkedChild elsewhere(ForkedChild neighbour) const {
+    if (sizes_.is_apart) run_on(neighbour.pid(), 1);
+    return neighbour;
+  }
   std::vector<double> beside_computing(const std::vector<double>& nobody) {
-    const ForkedChild one = computing_process();
-    const ForkedChild other = computing_process();
+    const ForkedChild one = elsewhere(computing_process());
+    const ForkedChild other = elsewhere(computing_process());
     std::vector<double> us = measure("computing");
     compare("computing", nobody, us);
     return us;
   }
   template <class Make>
   void beside(const std::string& kind, const std::vector<double>& nobody, Make make) {
-    const ForkedChild neighbour = make();
+    const ForkedChild neighbour = elsewhere(make());
     compare(kind, nobody, measure(kind));
   }
   void beside_ending(const std::vector<double>& nobody) {
-    ForkedChild ending = holder_of(path(), sizes_.sessions);
+    ForkedChild ending = elsewhere(holder_of(path(), sizes_.sessions));
     ::kill(ending.pid(), SIGKILL);  // it ends while the other is measured
     compare("ending", nobody, measure("ending"));
   }
   void beside_all(const std::vector<double>& nobody) {
-    ForkedChild ending = holder_of(path(), sizes_.sessions);
-    const ForkedChild stopped = stopped_client(path());
-    const ForkedChild flooding = flooding_client(path());
+    ForkedChild ending = elsewhere(holder_of(path(), sizes_.sessions));
+    const ForkedChild stopped = elsewhere(stopped_client(path()));
+    const ForkedChild flooding = elsewhere(flooding_client(path()));
     ::kill(ending.pid(), SIGKILL);
     compare("all_of_them", nobody, measure("all_of_them"));
   }
@@ -294,6 +313,8 @@ int main(int argc, char** argv) {
   app.add_option("--operations", sizes.operations, "that are measured in a round of a kind")
       ->capture_default_str()
       ->check(CLI::Range(3, 1'000'000));
+  app.add_flag("--apart", sizes.is_apart,
+               "neighbours run on a processor of their own: what is left is hotkvd's doing");
   CLI11_PARSE(app, argc, argv);
   try {
     std::printf("%s\n", hotkv::testing::Beside(sizes).run().dump(2).c_str());

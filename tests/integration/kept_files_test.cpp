@@ -17,6 +17,7 @@
 
 #include "shared/layout.hpp"
 #include "tests/integration/restarting.hpp"
+#include "tests/support/cut_off.hpp"
 
 namespace hotkv::testing {
 namespace {
@@ -223,7 +224,8 @@ TEST_F(DeathsInAdoption, ThreeInARowAreAColdStart) {
 // daemon after the next knows of it, too.
 TEST_F(DeathsInAdoption, MemoryOfRefusedFilesCountsUntilItsLastClientIsGone) {
   start_again();
-  auto holder = std::make_unique<KvWorker>(daemon_->control_path());
+  // It would come back to other memory otherwise, and make a shard there.
+  auto holder = std::make_unique<KvWorker>(worker_that_stays_away(daemon_->control_path()));
   ASSERT_EQ(why(holder->open("big", 1)), "");
   ASSERT_EQ(why(holder->append("big", 4096)), "");
   daemon_->kill();
@@ -243,7 +245,6 @@ TEST_F(DeathsInAdoption, MemoryOfRefusedFilesCountsUntilItsLastClientIsGone) {
       (void)daemon_->store();
     }
   }
-  // The library of the holder has come back to other memory; what it holds of the old keeps that.
   KvWorker other(daemon_->control_path(), worker_recipe({0, 1}, "other"));
   ASSERT_EQ(why(other.open("a", 1)), "");
   const auto refused = other.append("a", 4096);
