@@ -189,7 +189,9 @@ std::uint64_t CrashMatrix::chunks_to_be_had() {
   KvWorker worker(daemon_.control_path());
   std::uint64_t chunks = 0;
   EXPECT_TRUE(worker.open("all there is", ++epoch_of_all_));
-  while (worker.append("all there is", kChunkTokens)) ++chunks;
+  auto appended = worker.append("all there is", kChunkTokens);
+  for (; appended; appended = worker.append("all there is", kChunkTokens)) ++chunks;
+  EXPECT_TRUE(appended.error().is(ErrorCode::budget_exceeded)) << why(appended);
   EXPECT_TRUE(worker.context("all there is").release());
   return chunks;
 }
