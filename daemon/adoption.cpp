@@ -12,8 +12,7 @@ namespace hotkv {
 namespace {
 
 // A lock anywhere in the pages is a client that still maps its page. Of files that no shard is made
-// of the places of pages are not known.
-// The first byte is the store's (ServiceManager::is_kept).
+// of the places of pages are not known. The first byte is the store's (ServiceManager::is_kept).
 bool is_mapped_by_a_client(const std::vector<platform::MemoryFile>& files) {
   return std::ranges::any_of(files, [](const platform::MemoryFile& file) {
     if (file.role() != "pages" || file.size_bytes() < 2) return false;
@@ -176,8 +175,7 @@ void Adoption::find_out_what_is_kept() {
   counter_ = kept ? Restart::keeps : Restart::cold;
   if (kept) return;
   log_.error(
-      "event=memory-not-kept object={} cause=\"the service manager dropped it: it keeps nothing, "
-      "or "
+      "event=memory-not-kept object={} cause=\"the service manager dropped it: it keeps nothing or "
       "not all; {}\"",
       FailedAdoptions::kRole, kRemedy);
 }

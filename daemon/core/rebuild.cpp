@@ -189,9 +189,12 @@ void Rebuild::lose_duplicates() {
 }
 
 // A slot that was lost can have named the session of a sound one: then the ledger tells of the lost
-// one.
+// one, and a full ledger may have forgotten it for another.
 void Rebuild::settle_ledger() {
-  for (const SlotIndex slot : live_slots()) shard_.ledger.revive(shard_.session(slot));
+  for (const SlotIndex slot : live_slots()) {
+    (void)shard_.ledger.remember(shard_.session(slot), shard_.epoch(slot), now_ms_);
+    shard_.ledger.revive(shard_.session(slot));
+  }
 }
 
 // A chunk belongs to one context (prefixes are not shared). Where two chains meet nobody can tell

@@ -23,9 +23,8 @@ namespace hotkv::core {
 //   a kept head that is current -> dropped: its generation never ended
 //   an epoch below the ledger's -> superseded
 //   live, and its fate is stored -> ended with that fate
-//   what makes no sense         -> retired, lost_in_restart: a slot that the ledger does not know,
-//   at
-//                                  this epoch; a context in two slots; chains that meet
+//   what makes no sense         -> retired, lost_in_restart: a session or an epoch that the ledger
+//                                  does not know, a context in two slots, chains that meet
 class Rebuild {
  public:
   Rebuild(Shard& shard, StoreGate& gate, std::uint64_t now_ms)

@@ -164,6 +164,13 @@ bool CrashMatrix::begin(KvWorker& worker) {
   return worker.open(session_, 1) && worker.append(session_, kPublished);
 }
 
+std::optional<View> CrashMatrix::begin_and_pin(KvWorker& worker) {
+  if (!begin(worker)) return std::nullopt;
+  auto view = worker.client().resolve(struck_session(), Epoch{1}, TokenCount{kPublished});
+  if (!view) return std::nullopt;
+  return std::move(*view);
+}
+
 Writer CrashMatrix::begin_to_write(KvWorker& worker) {
   auto writer = worker.context(session_).append(TokenCount{20});
   if (!writer) ::_exit(3);

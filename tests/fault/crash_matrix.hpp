@@ -65,6 +65,8 @@ class CrashMatrix : public ::testing::Test {
   // The same, but it dies in what it does: once after it has sent a request, at that moment.
   void kill_asking_worker(unsigned number, const std::string& when, const Act& ask, Tokens there);
   [[nodiscard]] bool begin(KvWorker& worker);
+  // The same, with a view of it that is pinned; nothing where that failed.
+  [[nodiscard]] std::optional<View> begin_and_pin(KvWorker& worker);
   // Writes some of what it never publishes: 10 of 20 tokens.
   [[nodiscard]] Writer begin_to_write(KvWorker& worker);
   // Writes the others.

@@ -130,9 +130,8 @@ TEST_F(CrashMatrix, WorkerClosesItsSocketAndLivesOn) {
     Turns turns;
     ForkedChild victim([&] {
       KvWorker worker = worker_that_stays_away(daemon_.control_path());
-      if (!begin(worker)) return 1;
-      const auto view = worker.client().resolve(struck_session(), Epoch{1}, TokenCount{kPublished});
-      if (!view) return 2;
+      const auto view = begin_and_pin(worker);
+      if (!view) return 1;
       turns.arrive_and_wait();
       hang_up_all();
       turns.arrive_and_wait();
@@ -157,9 +156,8 @@ TEST_F(CrashMatrix, WorkerExecs) {
     Turns turns, child_turns;
     ForkedChild victim([&] {
       KvWorker worker(daemon_.control_path());
-      if (!begin(worker)) return 1;
-      const auto view = worker.client().resolve(struck_session(), Epoch{1}, TokenCount{kPublished});
-      if (!view) return 2;
+      const auto view = begin_and_pin(worker);
+      if (!view) return 1;
       // Copies that the library knows nothing of: its own it closes in a forked child.
       for (const int fd : control_sockets()) (void)::fcntl(fd, F_DUPFD_CLOEXEC, 3);
       if (::fork() == 0) {
@@ -186,9 +184,8 @@ TEST_F(CrashMatrix, WorkerForksAndIsKilled) {
     Turns turns, child_turns;
     ForkedChild victim([&] {
       KvWorker worker(daemon_.control_path());
-      if (!begin(worker)) return 1;
-      const auto view = worker.client().resolve(struck_session(), Epoch{1}, TokenCount{kPublished});
-      if (!view) return 2;
+      const auto view = begin_and_pin(worker);
+      if (!view) return 1;
       if (::fork() == 0) {
         child_turns.arrive_and_wait();
         ::_exit(0);
