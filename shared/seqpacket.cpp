@@ -235,6 +235,11 @@ std::expected<ReceivedFrame, Error> receive_frame(int fd, std::span<std::byte> b
   return receive(fd, buffer, &received);
 }
 
+bool has_frame(int fd) {
+  pollfd entry{fd, POLLIN, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
+
 std::expected<void, Error> wait_readable(int fd, Deadline deadline) {
   return wait_for(fd, POLLIN, deadline);
 }

@@ -76,6 +76,9 @@ struct ReceivedDescriptors {
 [[nodiscard]] std::expected<ReceivedFrame, Error> receive_frame(int fd, std::span<std::byte> buffer,
                                                                 ReceivedDescriptors& received);
 
+// Whether receive_frame has something to tell: a frame, if only an empty one, or a hang-up.
+[[nodiscard]] bool has_frame(int fd);
+
 // Wait until the descriptor is readable (writable) or the other side is gone, which the next call
 // on it will tell. Errors: deadline_exceeded, system_error.
 [[nodiscard]] std::expected<void, Error> wait_readable(int fd, Deadline deadline);

@@ -18,7 +18,7 @@ namespace hotkv::core {
 // Contexts that one shard expires in one tick; the rest comes a second later. Bounds a turn's work.
 inline constexpr std::size_t kExpirationsPerTickMax = 4096;
 // Leases of clients that are gone which end in one turn; the rest ends in turns of its own.
-inline constexpr std::size_t kLeasesAtOnce = 64;
+inline constexpr std::size_t kLeasesAtOnce = 16;
 
 class Core::Impl {
  public:

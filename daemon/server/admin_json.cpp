@@ -152,6 +152,7 @@ Json server_json(const ServerCounters& counters) {
           {"disconnects", std::move(disconnects)},
           {"frames_received", counters.frames_received},
           {"frames_sent", counters.frames_sent},
+          {"rests", counters.rests},
           {"frames_refused", by_error_code(counters.frames_refused)},
           {"admin_requests", counters.admin_requests}};
 }

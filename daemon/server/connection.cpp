@@ -17,6 +17,7 @@ Connection::Connection(boost::asio::io_context& io, UniqueFd socket, Peer peer,
                        std::span<std::byte> buffer, Closed closed)
     : io_(io),
       socket_(io),
+      rest_timer_(io),
       dispatcher_(dispatcher),
       counters_(counters),
       log_(log),
@@ -34,6 +35,7 @@ void Connection::close(DisconnectReason reason) {
   counters_.count_disconnect(reason);
   boost::system::error_code ignored;
   socket_.close(ignored);
+  rest_timer_.cancel();
   output_.clear();  // with the descriptors in it: a page that was not delivered is nobody's
   dispatcher_.disconnected(conversation_);
   closed_(*this);
@@ -50,6 +52,7 @@ void Connection::read_next() {
   if (!is_open_ || ending_ || reading_) return;
   if (conversation_.waiting_frames >= kWaitingFramesMax) return;
   reading_ = true;
+  if (std::exchange(rests_, false)) return rest();
   socket_.async_wait(stream_descriptor::wait_read,
                      [self = shared_from_this()](const boost::system::error_code& error) {
                        self->reading_ = false;
@@ -58,14 +61,31 @@ void Connection::read_next() {
                      });
 }
 
+void Connection::rest() {
+  ++counters_.rests;
+  if (!std::exchange(was_slowed_, true)) {
+    log_.warn("client-slowed", "uid=" + std::to_string(conversation_.peer.uid) +
+                                   " pid=" + core::pid_text(conversation_.peer.pid) +
+                                   " cause=\"it sends ahead without an end\"");
+  }
+  rest_timer_.expires_after(Pace::kRest);
+  rest_timer_.async_wait([self = shared_from_this()](const boost::system::error_code& error) {
+    self->reading_ = false;
+    if (!error) self->read_next();
+  });
+}
+
 void Connection::read_one() {
   if (!is_open_ || ending_) return;
+  const auto begin = Pace::Clock::now();
   receive_untrusted();
+  pace_.charge(begin, Pace::Clock::now());
   read_next();
 }
 
 void Connection::receive_untrusted() {
   const auto received = receive_frame(socket_.native_handle(), buffer_);
+  rests_ = is_due_to_rest();
   if (!received) {
     if (received.error().code == ErrorCode::protocol_error) {
       return dispatcher_.refuse(conversation_, FrameRefusal{0, 0, received.error()});
@@ -79,6 +99,12 @@ void Connection::receive_untrusted() {
     case FrameOutcome::ok:
       return dispatcher_.handle(conversation_, buffer_.first(received->size_bytes));
   }
+}
+
+// Asked before the frame is answered: who waits for answers cannot have sent another one yet.
+bool Connection::is_due_to_rest() {
+  return pace_.is_used_up(Pace::Clock::now()) && counters_.connections > 1 &&
+         has_frame(socket_.native_handle());
 }
 
 void Connection::send(OutgoingFrame frame) {

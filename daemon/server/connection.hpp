@@ -5,6 +5,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -15,6 +16,7 @@
 
 #include "daemon/server/counters.hpp"
 #include "daemon/server/dispatcher.hpp"
+#include "daemon/server/pace.hpp"
 #include "shared/unique_fd.hpp"
 
 namespace hotkv::server {
@@ -48,6 +50,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void read_next();
   void read_one();
   void receive_untrusted();
+  void rest();
+  // Whether others should have the loop for a while: this client is over its pace, and has not
+  // waited for the answer to the frame that was just received.
+  [[nodiscard]] bool is_due_to_rest();
 
   void send(OutgoingFrame frame);
   // Sends what is queued as far as the socket takes it.
@@ -57,6 +63,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   boost::asio::io_context& io_;
   boost::asio::posix::stream_descriptor socket_;
+  boost::asio::steady_timer rest_timer_;
   Dispatcher& dispatcher_;
   ServerCounters& counters_;
   EventLog& log_;
@@ -65,6 +72,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Conversation conversation_;
 
   bool is_open_ = true;
+  Pace pace_;
+  bool rests_ = false;                      // the next frame is not to be read at once
+  bool was_slowed_ = false;                 // and the log has said so
   bool reading_ = false;                    // a wait for the next frame is under way
   bool writing_ = false;                    // a wait for room is under way
   std::optional<DisconnectReason> ending_;  // close_soon was called

@@ -34,6 +34,7 @@ struct ServerCounters {
   std::uint64_t accept_errors = 0;
   std::uint64_t frames_received = 0;
   std::uint64_t frames_sent = 0;
+  std::uint64_t rests = 0;  // of connections that were over their pace
   std::uint64_t admin_requests = 0;
   std::array<std::uint64_t, kDisconnectReasons> disconnects{};
   // Frames refused as a whole, by ErrorCode.

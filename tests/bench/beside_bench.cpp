@@ -135,7 +135,9 @@ ForkedChild holder_of(const std::string& control_path, std::uint32_t sessions) {
 // Asks as fast as it is answered, many requests at a time; wrong ones too, which are logged.
 ForkedChild flooding_client(const std::string& control_path) {
   constexpr std::uint64_t kWindow = 32;
-  return ForkedChild([&, parent = ::getpid()] {
+  constexpr std::uint64_t kWarm = 5'000;  // answers: its pace is found
+  Turns turns;
+  ForkedChild child([&, parent = ::getpid()] {
     RawClient client = attached_client(control_path, Access::write, small_recipe("flooding"));
     const Bytes right = explain_frame(client);
     const Bytes wrong(3);
@@ -144,9 +146,12 @@ ForkedChild flooding_client(const std::string& control_path) {
         if (!client.send(sent % 8 == 0 ? wrong : right)) return 1;
       }
       if (!client.receive()) return 2;
+      if (received == kWarm) turns.arrive();
     }
     return 0;
   });
+  demand(turns.wait_for_child(), "the flooding client ended");
+  return child;
 }
 
 // Keeps a processor busy, and asks nothing.

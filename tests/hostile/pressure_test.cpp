@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/server/pace.hpp"
 #include "tests/hostile/conversation.hpp"
 #include "tests/support/processor_time.hpp"
 #include "tests/support/under_fire.hpp"
@@ -130,6 +131,42 @@ TEST_F(Pressure, TwoClientsThatFloodAreAllAnsweredAndTheHonestOneIsServedMeanwhi
   EXPECT_EQ(answered_second, kFlood);
   EXPECT_GE(rounds_meanwhile, 3U);
   EXPECT_GE(frames_received(daemon_) - frames_before, 2 * kFlood);
+}
+
+std::uint64_t rests_of(const DaemonProcess& daemon) {
+  return status_number(daemon, "/server/rests");
+}
+
+TEST_F(Pressure, WhoSendsAheadWithoutAnEndIsSlowedAndAnsweredAllTheSame) {
+  constexpr std::uint64_t kAtATime = 1000;
+  RawClient flooding = attached_client(daemon_.control_path());
+  while (rests_of(daemon_) < 10) ASSERT_EQ(flood(flooding, "session", kAtATime), kAtATime);
+  EXPECT_TRUE(eventually([&] { return log_lines("event=client-slowed") == 1; }));
+  // What it did counts for a while, whatever it asks next; then it is as it was.
+  std::this_thread::sleep_for(server::Pace::kShare * server::Pace::kAtOnce);
+  EXPECT_EQ(flood(flooding, "session", 1), 1U);
+}
+
+// Not one of its requests is sent before the last one's answer, so none is ever held back, for all
+// of the loop's time that it takes.
+TEST_F(Pressure, WhoWaitsForEachAnswerIsNeverSlowed) {
+  RawClient client = attached_client(daemon_.control_path());
+  const OperationResult opened = client.open("session", 1);
+  const auto begin = Clock::now();
+  while (Clock::now() - begin < 10 * server::Pace::kAtOnce) {
+    ASSERT_TRUE(is_done(client.append("session", 1, opened.generation, 5)));
+  }
+  EXPECT_EQ(rests_of(daemon_), 0U);
+}
+
+TEST(Alone, WhoSendsAheadWithoutAnEndHasTheWholeLoop) {
+  DaemonProcess daemon({.flags = {"--max-bytes=16M", "--hugepages=off"}});
+  ASSERT_TRUE(daemon.wait_ready()) << daemon.err();
+  RawClient client = attached_client(daemon.control_path());
+  constexpr std::uint64_t kFarMoreThanAtOnce = 50'000;
+  EXPECT_EQ(flood(client, "session", kFarMoreThanAtOnce), kFarMoreThanAtOnce);
+  EXPECT_EQ(rests_of(daemon), 0U);
+  EXPECT_EQ(daemon.stop(), 0);
 }
 
 // FR-133: of each kind a few lines a second, and every one counted.
