@@ -96,6 +96,7 @@ FileLayout FileLayout::of(const Capacities& capacities, const Geometry& geometry
   layout.index = place(capacities.index_count, sizeof(IndexEntry));
   layout.ledger = place(capacities.ledger_count, sizeof(LedgerRecord));
   layout.chunk_words = place(capacities.chunk_count, sizeof(AtomicWord));
+  layout.chunk_seals = place(capacities.chunk_count, sizeof(AtomicWord));
   layout.kept_heads = place(capacities.kept_head_count, sizeof(KeptHeadRecord));
   layout.page_records = place(capacities.page_count, sizeof(PageRecord));
   layout.extent_bits = place(extent_words(geometry.extent_count), sizeof(AtomicWord));

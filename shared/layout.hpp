@@ -30,7 +30,7 @@ static_assert(std::endian::native == std::endian::little, "the layout is little-
 inline constexpr std::uint64_t kTablesMagic = 0x6c62'7476'6b74'6f68;
 // Bump when any struct below or the meaning of any word changes. Cost of a bump: a daemon of the
 // new version cannot adopt the memory of the old one, so that restart is cold.
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 3;
 
 // ---- tables: slots ------------------------------------------------------------------------------
 
@@ -56,7 +56,8 @@ struct alignas(64) SlotRecord {
   std::uint32_t reserved0;
   AtomicWord opened_ms;  // CLOCK_MONOTONIC
   AtomicWord used_ms;    // CLOCK_MONOTONIC, last use the daemon itself saw
-  std::uint64_t reserved1[2];
+  AtomicWord seal;       // slot_seal of daemon/core/seals.hpp, while the head is not free
+  std::uint64_t reserved1;
   AtomicWord id[SessionId::kWords];  // zero-padded
 };
 static_assert(sizeof(SlotRecord) == 192 && alignof(SlotRecord) == 64);
@@ -252,7 +253,7 @@ inline constexpr std::uint64_t kLayoutFingerprint =
 // Offsets and sizes of the parts of the three files, computed by one function for both sides.
 struct FileLayout {
   // tables
-  ByteOffset slots, index, ledger, chunk_words, kept_heads, page_records, extent_bits;
+  ByteOffset slots, index, ledger, chunk_words, chunk_seals, kept_heads, page_records, extent_bits;
   std::uint64_t tables_bytes = 0;
   // arena: length lines from 0
   ByteOffset chunks;  // first chunk, at a multiple of a huge page

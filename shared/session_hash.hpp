@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include <hotkv/types.hpp>
 
@@ -10,20 +11,26 @@
 
 namespace hotkv {
 
-// A multiply-and-fold hash over the id's words and length, keyed with the shard's random words.
-// It only chooses where to look: whoever finds an entry compares the whole id.
-[[nodiscard]] inline std::uint64_t session_hash(const SessionId& session,
-                                                const std::uint64_t (&key)[2]) {
+// A multiply-and-fold hash over words and a number, keyed with the shard's random words.
+[[nodiscard]] inline std::uint64_t keyed_hash(std::span<const std::uint64_t> words,
+                                              std::uint64_t number, const std::uint64_t (&key)[2]) {
   const auto fold = [](std::uint64_t a, std::uint64_t b) {
     const auto product = static_cast<unsigned __int128>(a) * b;
     return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
   };
-  std::uint64_t hash = key[0] ^ session.size_bytes();
-  const std::size_t words = (session.size_bytes() + 7) / 8;
-  for (std::size_t i = 0; i < words; ++i) {
-    hash = fold(hash ^ session.words()[i], key[1] | 1) + 0x9e37'79b9'7f4a'7c15;
+  std::uint64_t hash = key[0] ^ number;
+  for (const std::uint64_t word : words) {
+    hash = fold(hash ^ word, key[1] | 1) + 0x9e37'79b9'7f4a'7c15;
   }
   return fold(hash, 0xa076'1d64'78bd'642f);
+}
+
+// Of the id's words and length. It only chooses where to look: whoever finds an entry compares the
+// whole id.
+[[nodiscard]] inline std::uint64_t session_hash(const SessionId& session,
+                                                const std::uint64_t (&key)[2]) {
+  const std::size_t words = (session.size_bytes() + 7) / 8;
+  return keyed_hash(std::span(session.words()).first(words), session.size_bytes(), key);
 }
 
 // An index entry and its parts.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "daemon/core/seals.hpp"
 #include "shared/check.hpp"
 
 namespace hotkv::core {
@@ -36,8 +37,14 @@ void ChunkPool::give_back(ChunkIndex chunk) {
   if (--used_[extent.value()] == 0) idle_.insert(extent.value());
 }
 
-void ChunkPool::place(ChunkIndex chunk, ChunkWord word) {
+void ChunkPool::place(SlotIndex slot, ChunkIndex chunk, ChunkWord word) {
   gate_.store(tables_.chunk_word(chunk), word.bits());
+  gate_.store(tables_.chunk_seal(chunk), chunk_seal(tables_.header(), slot, chunk, word));
+}
+
+void ChunkPool::unseal(ChunkIndex chunk) {
+  AtomicWord& seal = tables_.chunk_seal(chunk);
+  if (seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
 }
 
 ChunkWord ChunkPool::word(ChunkIndex chunk) const {
@@ -52,6 +59,7 @@ void ChunkPool::unref(ChunkIndex chunk) {
   std::optional<ChunkIndex> owned = chunk;
   while (owned && --owners_[owned->value()] == 0) {
     const std::optional<ChunkIndex> previous = word(*owned).previous;
+    unseal(*owned);
     give_back(*owned);
     owned = previous;
   }
@@ -122,6 +130,11 @@ void ChunkPool::end_arrival(ExtentIndex extent, bool arrived) {
   }
   account(extent, true);
   become_present(extent);
+  // Only where the tables were damaged are there seals in memory that had gone.
+  const std::uint32_t per_extent = tables_.geometry().chunks_per_extent;
+  for (std::uint32_t i = 0; i < per_extent; ++i) {
+    unseal(ChunkIndex{extent.value() * per_extent + i});
+  }
 }
 
 void ChunkPool::become_present(ExtentIndex extent) {
@@ -212,7 +225,11 @@ void ChunkPool::adopt_chain(Tip tip) {
   }
 }
 
-bool ChunkPool::is_sound(Tip tip, SoundChunks& sound) const {
+void ChunkPool::unseal_free() {
+  for (const std::uint32_t chunk : free_) unseal(ChunkIndex{chunk});
+}
+
+bool ChunkPool::is_sound(SlotIndex slot, Tip tip, SoundChunks& sound) const {
   if (!tip.is_chunk()) return true;
   std::vector<std::uint32_t> walked;
   std::optional<ChunkIndex> at = tip.chunk();
@@ -223,6 +240,10 @@ bool ChunkPool::is_sound(Tip tip, SoundChunks& sound) const {
       return false;
     }
     const ChunkWord here = word(*at);
+    if (tables_.chunk_seal(*at).load(std::memory_order_relaxed) !=
+        chunk_seal(tables_.header(), slot, *at, here)) {
+      return false;
+    }
     if (above && here.ordinal + 1 != *above) return false;
     if ((here.ordinal == 0) != !here.previous.has_value()) return false;
     if (sound.contains(at->value())) break;

@@ -34,8 +34,8 @@ class ChunkPool {
   // Gives back what take() gave and nobody came to own.
   void give_back(ChunkIndex chunk);
 
-  // Writes a taken chunk's place in its chain; before it is linked.
-  void place(ChunkIndex chunk, ChunkWord word);
+  // Writes a taken chunk's place in the chain of a slot, and seals it; before it is linked.
+  void place(SlotIndex slot, ChunkIndex chunk, ChunkWord word);
   [[nodiscard]] ChunkWord word(ChunkIndex chunk) const;
   void ref(ChunkIndex chunk);
   // One owner fewer; a chunk without an owner is free and stops owning the one before it.
@@ -80,20 +80,20 @@ class ChunkPool {
   [[nodiscard]] bool is_accounted(ExtentIndex extent) const;
   // One more head of this chain: counts the tip, and below it every chunk not counted yet.
   void adopt_chain(Tip tip);
-  // Does this chain make sense: chunks in range and with memory, ordinals falling by one to 0?
+  // Takes the seals from chunks that nobody owns: the last daemon died between the two.
+  void unseal_free();
+  // Is this chain as it was written for this slot: chunks in range, with memory and with the slot's
+  // seal, ordinals falling by one to 0? Chains of two slots that are sound do not meet.
   // `sound` remembers what was walked: many heads share a chain, and each chunk is walked once.
   using SoundChunks = std::unordered_set<std::uint32_t>;
-  [[nodiscard]] bool is_sound(Tip tip, SoundChunks& sound) const;
-  [[nodiscard]] bool is_sound(Tip tip) const {
-    SoundChunks none;
-    return is_sound(tip, none);
-  }
+  [[nodiscard]] bool is_sound(SlotIndex slot, Tip tip, SoundChunks& sound) const;
 
  private:
   void grow_to(ExtentIndex extent);
   void become_present(ExtentIndex extent);
   void account(ExtentIndex extent, bool has_memory);
   void take_specific(ChunkIndex chunk);
+  void unseal(ChunkIndex chunk);
 
   const ShardTables& tables_;
   StoreGate& gate_;

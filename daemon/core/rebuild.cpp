@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
-#include <unordered_map>
 #include <vector>
 
 namespace hotkv::core {
@@ -31,9 +29,7 @@ void Rebuild::run() {
   for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
     settle_slot(SlotIndex{i});
   }
-  lose_duplicates();
   settle_ledger();
-  lose_overlaps();
   for (const SlotIndex homeless : shard_.sessions.rebuild()) {
     lose(homeless, MissReason::lost_in_restart);
     if (shard_.has_generations_left(homeless)) shard_.sessions.give_back(homeless);
@@ -50,6 +46,7 @@ void Rebuild::run() {
   for (const KeptHead& kept : shard_.kept_heads.all()) {
     shard_.chunks.adopt_chain(kept.head.tip);
   }
+  shard_.chunks.unseal_free();
   for (const SlotIndex slot : live) settle_base_tip(slot);
 }
 
@@ -100,7 +97,7 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
   SlotRecord& record = shard_.tables.slot(slot);
   const HeadWord old = shard_.head(slot);
   if (!old.tip.is_free()) {
-    if (keep_chain && shard_.chunks.is_sound(old.tip, sound_)) keep(slot, old);
+    if (keep_chain && shard_.chunks.is_sound(slot, old.tip, sound_)) keep(slot, old);
     // A generation that was never written must not wrap round to those of the past: worn out below.
     const bool is_wild = old.generation.value() > kGenerationMax + kGenerationsPastMax;
     const Generation next{old.generation.value() + (is_wild ? 0 : 1)};
@@ -116,7 +113,7 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
 void Rebuild::lose(SlotIndex slot, MissReason reason) {
   SlotRecord& record = shard_.tables.slot(slot);
   if (const auto session = read_session_id(record.id_bytes, record.id)) {
-    const bool sound = shard_.chunks.is_sound(shard_.head(slot).tip, sound_);
+    const bool sound = shard_.chunks.is_sound(slot, shard_.head(slot).tip, sound_);
     // An epoch above the ledger's is no epoch that anybody opened: it must not make others stale.
     if (!shard_.ledger.find(*session)) {
       (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
@@ -136,13 +133,12 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   SlotRecord& record = shard_.tables.slot(slot);
   const HeadWord head = shard_.head(slot);
   const auto session = read_session_id(record.id_bytes, record.id);
-  if (!session || !shard_.chunks.is_sound(head.tip, sound_)) {
+  if (!session || !shard_.chunks.is_sound(slot, head.tip, sound_)) {
     lose(slot, MissReason::lost_in_restart);
     return;
   }
-  // The ledger hears of a context before its slot does, and forgets none that lives. So a slot that
-  // names what the ledger does not know, or not at this epoch yet, is not what it was: it would
-  // show one context's bytes under another's name.
+  // The ledger hears of a context before its slot does, and forgets none that lives: one that it
+  // does not know, or not at this epoch yet, was opened by nobody.
   const auto entry = shard_.ledger.find(*session);
   if (!entry || shard_.epoch(slot) > entry->epoch) {
     lose(slot, MissReason::lost_in_restart);
@@ -157,6 +153,12 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   if (const auto fate = fates_.find(*session); fate != fates_.end()) {
     shard_.ledger.bury(*session, fate->second, entry->last_length, entry->ended_ms);  // as it is
     end(slot, fate->second);
+    return;
+  }
+
+  // What it names is not what it was opened as: it would show one context's bytes as another's.
+  if (!shard_.has_own_seal(slot)) {
+    lose(slot, MissReason::lost_in_restart);
     return;
   }
 
@@ -176,18 +178,6 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
                    {untrusted.generation, shard_.chunks.ancestor(head.tip, untrusted.tokens)});
 }
 
-// No order of stores leaves one context in two slots; damaged memory can. Nobody can tell which of
-// them it is, and neither is shown.
-void Rebuild::lose_duplicates() {
-  std::map<SessionId, SlotIndex> seen;
-  std::set<SlotIndex> lost;
-  for (const SlotIndex slot : live_slots()) {
-    const auto [place, first] = seen.try_emplace(shard_.session(slot), slot);
-    if (!first) lost.insert({slot, place->second});
-  }
-  for (const SlotIndex slot : lost) lose(slot, MissReason::lost_in_restart);
-}
-
 // A slot that was lost can have named the session of a sound one: then the ledger tells of the lost
 // one, and a full ledger may have forgotten it for another.
 void Rebuild::settle_ledger() {
@@ -197,27 +187,12 @@ void Rebuild::settle_ledger() {
   }
 }
 
-// A chunk belongs to one context (prefixes are not shared). Where two chains meet nobody can tell
-// which of them is the damaged one, and neither is shown: one of them would show the other's bytes.
-void Rebuild::lose_overlaps() {
-  std::unordered_map<std::uint32_t, SlotIndex> owner_of_chunk;
-  std::set<SlotIndex> lost;
-  for (const SlotIndex slot : live_slots()) {
-    for (Tip at = shard_.head(slot).tip; at.is_chunk();) {
-      const auto [place, first] = owner_of_chunk.try_emplace(at.chunk().value(), slot);
-      if (!first) lost.insert({slot, place->second});
-      const auto previous = shard_.chunks.word(at.chunk()).previous;
-      at = previous ? Tip::at(*previous) : Tip::empty();
-    }
-  }
-  for (const SlotIndex slot : lost) lose(slot, MissReason::lost_in_restart);
-}
-
 void Rebuild::settle_kept_heads() {
   shard_.kept_heads.drop_if(
       [&](const KeptHead& kept) {
         return kept.slot.value() >= shard_.tables.capacities().slot_count ||
-               !kept.head.tip.is_chunk() || !shard_.chunks.is_sound(kept.head.tip, sound_) ||
+               !kept.head.tip.is_chunk() ||
+               !shard_.chunks.is_sound(kept.slot, kept.head.tip, sound_) ||
                shard_.head(kept.slot).generation <= kept.head.generation;
       },
       [](const KeptHead&) {});  // nothing is counted yet

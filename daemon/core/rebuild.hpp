@@ -24,7 +24,7 @@ namespace hotkv::core {
 //   an epoch below the ledger's -> superseded
 //   live, and its fate is stored -> ended with that fate
 //   what makes no sense         -> retired, lost_in_restart: a session or an epoch that the ledger
-//                                  does not know, a context in two slots, chains that meet
+//                                  does not know, a slot or a chain without its seal
 class Rebuild {
  public:
   Rebuild(Shard& shard, StoreGate& gate, std::uint64_t now_ms)
@@ -47,9 +47,7 @@ class Rebuild {
   // Buries the session that the slot names, and ends the slot.
   void lose(SlotIndex slot, MissReason reason);
   void end(SlotIndex slot, MissReason reason);
-  void lose_duplicates();
   void settle_ledger();
-  void lose_overlaps();
   void settle_kept_heads();
   void settle_holder(SlotIndex slot);
   void settle_base_tip(SlotIndex slot);

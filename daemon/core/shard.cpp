@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "daemon/core/seals.hpp"
 #include "shared/check.hpp"
 
 namespace hotkv::core {
@@ -31,6 +32,11 @@ SessionId Shard::session(SlotIndex slot) const {
   const auto id_read = read_session_id(record.id_bytes, record.id);
   HOTKV_CHECK(id_read.has_value(), "a live slot has no session id");
   return *id_read;
+}
+
+bool Shard::has_own_seal(SlotIndex slot) const {
+  return tables.slot(slot).seal.load(std::memory_order_relaxed) ==
+         slot_seal(tables.header(), slot, session(slot), epoch(slot));
 }
 
 std::optional<PageIndex> Shard::holder(SlotIndex slot) const {
@@ -170,7 +176,7 @@ void Shard::copy_tail(SlotIndex slot, TokenCount length, ChunkIndex taken) {
   // owner. Rows behind them are left out: a writer that was cut off may still store there.
   copy_rows(tail.chunk(), taken, length.value() % tables.geometry().chunk_tokens);
   const ChunkWord place = chunks.word(tail.chunk());
-  chunks.place(taken, place);
+  chunks.place(slot, taken, place);
   if (place.previous) chunks.ref(*place.previous);
   // The length is the one that was copied: tokens published meanwhile could only be scribbles, as
   // nobody was granted room in a shared tail.
@@ -197,7 +203,7 @@ void Shard::link(SlotIndex slot, ChunkIndex taken) {
     place.previous = now.tip.chunk();
     place.ordinal = chunks.word(now.tip.chunk()).ordinal + 1;
   }
-  chunks.place(taken, place);
+  chunks.place(slot, taken, place);
   // The head owns the new chunk; the old tip's owner is now the new chunk instead of the head.
   chunks.ref(taken);
   gate_.store_head(tables.slot(slot).head, {now.generation, Tip::at(taken)});
@@ -215,6 +221,7 @@ void Shard::open(SlotIndex free_slot, const SessionId& new_session, Epoch new_ep
   for (std::size_t i = 0; i < SessionId::kWords; ++i) {
     gate_.store(record.id[i], new_session.words()[i]);
   }
+  gate_.store(record.seal, slot_seal(tables.header(), free_slot, new_session, new_epoch));
   gate_.store(record.holder, new_holder.value() + 1);
   gate_.store(record.opened_ms, now_ms);
   gate_.store(record.used_ms, now_ms);

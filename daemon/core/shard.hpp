@@ -35,6 +35,8 @@ class Shard {
   [[nodiscard]] HeadWord head(SlotIndex slot) const { return load_head(tables.slot(slot).head); }
   [[nodiscard]] Epoch epoch(SlotIndex slot) const;
   [[nodiscard]] SessionId session(SlotIndex slot) const;  // only of a slot whose head is not free
+  // Whether session and epoch of a live slot are those that it was opened with.
+  [[nodiscard]] bool has_own_seal(SlotIndex slot) const;
   [[nodiscard]] std::optional<PageIndex> holder(SlotIndex slot) const;
   // Published tokens. What writers can scribble is bounded: never more than the chain holds, and 0
   // where the word is of another generation.

@@ -23,6 +23,8 @@ ShardTables::ShardTables(ShardMemory memory, const Capacities& capacities, const
       ledger_(records_at<LedgerRecord>(memory.tables, layout_.ledger, capacities.ledger_count)),
       chunk_words_(
           records_at<AtomicWord>(memory.tables, layout_.chunk_words, capacities.chunk_count)),
+      chunk_seals_(
+          records_at<AtomicWord>(memory.tables, layout_.chunk_seals, capacities.chunk_count)),
       kept_heads_(records_at<KeptHeadRecord>(memory.tables, layout_.kept_heads,
                                              capacities.kept_head_count)),
       page_records_(

@@ -36,6 +36,10 @@ class ShardTables {
   [[nodiscard]] AtomicWord& chunk_word(ChunkIndex chunk) const {
     return chunk_words_[chunk.value()];
   }
+  // chunk_seal of a chunk that is in a chain; 0 of a free one.
+  [[nodiscard]] AtomicWord& chunk_seal(ChunkIndex chunk) const {
+    return chunk_seals_[chunk.value()];
+  }
   // Whether an extent's memory is accounted for: bit `extent % 64` of word `extent / 64`.
   [[nodiscard]] std::span<AtomicWord> extent_bits() const { return extent_bits_; }
   [[nodiscard]] std::span<KeptHeadRecord> kept_heads() const { return kept_heads_; }
@@ -60,6 +64,7 @@ class ShardTables {
   std::span<IndexEntry> index_;
   std::span<LedgerRecord> ledger_;
   std::span<AtomicWord> chunk_words_;
+  std::span<AtomicWord> chunk_seals_;
   std::span<KeptHeadRecord> kept_heads_;
   std::span<PageRecord> page_records_;
   std::span<AtomicWord> extent_bits_;

@@ -74,7 +74,8 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
     if (entry->epoch != shard.epoch(slot)) return at_slot(slot) + ": epoch is not the ledger's";
     if (entry->fate) return at_slot(slot) + ": live, but the ledger has a fate";
     if (!shard.recency.contains(slot)) return at_slot(slot) + ": not in the order of use";
-    if (!shard.chunks.is_sound(shard.head(slot).tip, sound))
+    if (!shard.has_own_seal(slot)) return at_slot(slot) + ": its seal is another context's";
+    if (!shard.chunks.is_sound(slot, shard.head(slot).tip, sound))
       return at_slot(slot) + ": chain is unsound";
     const auto holder = shard.holder(slot);
     if (holder && !shard.pages.is_taken(*holder)) return at_slot(slot) + ": holder has no page";
@@ -93,7 +94,7 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
 
 Broken verify_kept_heads(const Shard& shard, ChunkPool::SoundChunks& sound) {
   for (const KeptHead& kept : shard.kept_heads.all()) {
-    if (!kept.head.tip.is_chunk() || !shard.chunks.is_sound(kept.head.tip, sound)) {
+    if (!kept.head.tip.is_chunk() || !shard.chunks.is_sound(kept.slot, kept.head.tip, sound)) {
       return "kept head of " + at_slot(kept.slot) + ": chain is unsound";
     }
     if (shard.head(kept.slot).generation <= kept.head.generation) {
@@ -157,6 +158,10 @@ Broken verify_chunks(const Shard& shard, const std::vector<ChunkIndex>& booked) 
       const bool in_use = counted != 0 || taken.contains(chunk);
       if (in_use == shard.chunks.is_free(ChunkIndex{chunk})) {
         return at_chunk(chunk) + (in_use ? ": in use and free" : ": leaked");
+      }
+      if (counted == 0 &&
+          shard.tables.chunk_seal(ChunkIndex{chunk}).load(std::memory_order_relaxed) != 0) {
+        return at_chunk(chunk) + ": nobody's, and sealed";
       }
       in_use ? ++used : ++free;
     }

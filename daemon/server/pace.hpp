@@ -8,7 +8,9 @@ namespace hotkv::server {
 
 // A client may send requests ahead of their answers. One that never stops would keep the loop busy
 // for good, and with itself two processors: each of the others would wait for both. So of what was
-// sent ahead a lot is done as it comes, and then one part in kShare of the time is spent on it.
+// sent ahead a lot is done as it comes, and then one part in kShare of the time is spent on it, or
+// one frame a rest where that is more. Against a client that runs away, not one that means harm: it
+// can connect anew.
 class Pace {
  public:
   using Clock = std::chrono::steady_clock;
@@ -18,10 +20,14 @@ class Pace {
   // Before a connection that is over its pace is read again. Seldom and long: each time that the
   // loop becomes busy can delay a request of somebody else.
   static constexpr std::chrono::milliseconds kRest{2};
+  // Of one frame. What takes longer is seldom the client's doing: the process was stopped, or the
+  // work of others fell due.
+  static constexpr Clock::duration kChargeMax = std::chrono::milliseconds(4);
 
   // The loop was this connection's from `begin` to `end`.
   void charge(Clock::time_point begin, Clock::time_point end) {
-    paid_until_ = std::max(paid_until_, begin) + kShare * (end - begin);
+    paid_until_ = std::max(paid_until_, begin) + kShare * std::min(end - begin, kChargeMax);
+    paid_until_ = std::min(paid_until_, end + kShare * (kAtOnce + kChargeMax));
   }
   [[nodiscard]] bool is_used_up(Clock::time_point now) const {
     return paid_until_ - now > kShare * kAtOnce;

@@ -133,12 +133,12 @@ ForkedChild holder_of(const std::string& control_path, std::uint32_t sessions) {
 }
 
 // Asks as fast as it is answered, many requests at a time; wrong ones too, which are logged.
-ForkedChild flooding_client(const std::string& control_path) {
+ForkedChild flooding_client(const DaemonProcess& daemon) {
   constexpr std::uint64_t kWindow = 32;
-  constexpr std::uint64_t kWarm = 5'000;  // answers: its pace is found
-  Turns turns;
+  const std::uint64_t rests = status_number(daemon, "/server/rests");
   ForkedChild child([&, parent = ::getpid()] {
-    RawClient client = attached_client(control_path, Access::write, small_recipe("flooding"));
+    RawClient client =
+        attached_client(daemon.control_path(), Access::write, small_recipe("flooding"));
     const Bytes right = explain_frame(client);
     const Bytes wrong(3);
     for (std::uint64_t sent = 0, received = 0; ::getppid() == parent; ++received) {
@@ -146,11 +146,11 @@ ForkedChild flooding_client(const std::string& control_path) {
         if (!client.send(sent % 8 == 0 ? wrong : right)) return 1;
       }
       if (!client.receive()) return 2;
-      if (received == kWarm) turns.arrive();
     }
     return 0;
   });
-  demand(turns.wait_for_child(), "the flooding client ended");
+  demand(eventually([&] { return status_number(daemon, "/server/rests") > rests; }),
+         "the flooding client was never slowed");
   return child;
 }
 
@@ -218,7 +218,7 @@ class Beside {
       computing_ = beside_computing(nobody);
       beside("stopped", nobody, [&] { return stopped_client(path()); });
       beside_ending(nobody);
-      beside("flooding", nobody, [&] { return flooding_client(path()); });
+      beside("flooding", nobody, [&] { return flooding_client(daemon_); });
       log_.fill();
       compare("log_unread", nobody, measure("log_unread"));
       beside_all(nobody);
@@ -288,7 +288,7 @@ class Beside {
   void beside_all(const std::vector<double>& nobody) {
     ForkedChild ending = elsewhere(holder_of(path(), sizes_.sessions));
     const ForkedChild stopped = elsewhere(stopped_client(path()));
-    const ForkedChild flooding = elsewhere(flooding_client(path()));
+    const ForkedChild flooding = elsewhere(flooding_client(daemon_));
     ::kill(ending.pid(), SIGKILL);
     compare("all_of_them", nobody, measure("all_of_them"));
   }

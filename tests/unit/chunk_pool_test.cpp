@@ -33,6 +33,13 @@ core::Limits three_chunks_and_a_tail() {
   return limits;
 }
 
+constexpr SlotIndex kSlot{3};  // whose chains they are
+
+bool is_sound(const core::ChunkPool& chunks, Tip tip) {
+  core::ChunkPool::SoundChunks none;
+  return chunks.is_sound(kSlot, tip, none);
+}
+
 // A pool on its own, and heads that own chains in it.
 struct Pool {
   explicit Pool(const core::Limits& limits) : h(limits), tables(h.tables(h.add_shard())) {}
@@ -45,7 +52,7 @@ struct Pool {
     const ChunkIndex chunk = chunks.take();
     ChunkWord place;
     if (tip.is_chunk()) place = {tip.chunk(), chunks.word(tip.chunk()).ordinal + 1};
-    chunks.place(chunk, place);
+    chunks.place(kSlot, chunk, place);
     chunks.ref(chunk);
     return Tip::at(chunk);
   }
@@ -188,15 +195,15 @@ TEST(ChunkPool, SoundChainsFallByOneToTheirFirstChunk) {
   Pool p(one_chunk_an_extent());
   p.provision(4);
   const Tip tip = p.grow(Tip::empty(), 3);
-  EXPECT_TRUE(p.chunks.is_sound(tip));
-  EXPECT_TRUE(p.chunks.is_sound(Tip::empty()));
-  EXPECT_FALSE(p.chunks.is_sound(Tip::at(ChunkIndex{4})));  // no memory
-  EXPECT_FALSE(p.chunks.is_sound(Tip::from_bits(~std::uint32_t{0})));
+  EXPECT_TRUE(is_sound(p.chunks, tip));
+  EXPECT_TRUE(is_sound(p.chunks, Tip::empty()));
+  EXPECT_FALSE(is_sound(p.chunks, Tip::at(ChunkIndex{4})));  // no memory
+  EXPECT_FALSE(is_sound(p.chunks, Tip::from_bits(~std::uint32_t{0})));
   AtomicWord& middle = p.tables.chunk_word(ChunkIndex{1});
   const auto healthy = middle.load();
   const auto unsound = [&](ChunkWord word) {
     middle = word.bits();
-    const bool is_unsound = !p.chunks.is_sound(tip);
+    const bool is_unsound = !is_sound(p.chunks, tip);
     middle = healthy;
     return is_unsound;
   };
@@ -317,7 +324,7 @@ class ChunkPoolProperty : public ::testing::TestWithParam<core::Limits (*)()> {
     ASSERT_EQ(chunks.idle_extents(), idle);
     ASSERT_EQ(chunks.present_count(), present.size());
     for (const Chain& chain : heads) {
-      ASSERT_TRUE(chunks.is_sound(tip_of(chain)));
+      ASSERT_TRUE(is_sound(chunks, tip_of(chain)));
       std::size_t exclusive = 0;
       while (exclusive < chain.size() &&
              owners.at(chain[chain.size() - 1 - exclusive].value()) == 1) {

@@ -294,7 +294,7 @@ TEST_F(CoreLeasesOfTheGone, EndInPiecesAndThenThePageIsFree) {
     EXPECT_EQ(h_.core->verify(), std::nullopt);
     before = leased();
     h_.core->end_some_leases();
-    ASSERT_LT(turns, 100);
+    ASSERT_LT(turns, static_cast<int>(kLeases));
   }
   EXPECT_GT(turns, 2);
   EXPECT_EQ(leased(), 0U);
@@ -323,7 +323,8 @@ TEST_F(CoreLeasesOfTheGone, AreNeverThoseOfTheNextClientOfThePage) {
   ASSERT_TRUE(h_.core->has_leases_to_end());
   CoreClient other_page(h_, shard_);
   EXPECT_NE(other_page.client, gone_.client);
-  for (int turn = 0; turn < 100 && h_.core->has_leases_to_end(); ++turn) h_.core->end_some_leases();
+  for (std::size_t turn = 0; turn < kLeases && h_.core->has_leases_to_end(); ++turn)
+    h_.core->end_some_leases();
   ASSERT_FALSE(h_.core->has_leases_to_end());
   h_.liveness.gone.clear();
   CoreClient same_page(h_, shard_);

@@ -237,6 +237,7 @@ TEST(FileLayout, PartsAreAlignedDisjointAndWithinTheFiles) {
         {layout.index, std::uint64_t{c.index_count} * sizeof(IndexEntry)},
         {layout.ledger, std::uint64_t{c.ledger_count} * sizeof(LedgerRecord)},
         {layout.chunk_words, std::uint64_t{c.chunk_count} * sizeof(AtomicWord)},
+        {layout.chunk_seals, std::uint64_t{c.chunk_count} * sizeof(AtomicWord)},
         {layout.kept_heads, std::uint64_t{c.kept_head_count} * sizeof(KeptHeadRecord)},
         {layout.page_records, std::uint64_t{c.page_count} * sizeof(PageRecord)},
         {layout.extent_bits, extent_words(geometry.extent_count) * sizeof(AtomicWord)},

@@ -107,6 +107,20 @@ TEST_F(Verify, NamesAnUnsoundChain) {
                "slot 0: chain is unsound");
 }
 
+TEST_F(Verify, NamesWhatHasAnotherSealThanItsOwn) {
+  expect_named(slot(0).seal, slot(1).seal.load(), "slot 0: its seal is another context's");
+  // A head in another context's chain.
+  expect_named(slot(0).head, HeadWord{Generation{1}, head(1).tip}.bits(),
+               "slot 0: chain is unsound");
+  expect_named(tables().chunk_seal(head(0).tip.chunk()), 1u, "slot 0: chain is unsound");
+  // A free chunk whose memory is there.
+  EXPECT_TRUE(worker.open("more", 1));
+  EXPECT_TRUE(worker.append("more", 1, 1));
+  const ChunkIndex freed = head(2).tip.chunk();
+  EXPECT_TRUE(worker.release("more", 1));
+  expect_named(tables().chunk_seal(freed), 1u, "nobody's, and sealed");
+}
+
 TEST_F(Verify, NamesOwnersThatAreCountedWrong) {
   const ChunkIndex tip = head(0).tip.chunk();
   // A chain cut short leaks the rest of it.
@@ -114,8 +128,6 @@ TEST_F(Verify, NamesOwnersThatAreCountedWrong) {
   expect_named(slot(0).head, HeadWord{Generation{1}, Tip::at(previous)}.bits(),
                "owners, counted as");
   expect_named(slot(0).head, HeadWord{Generation{1}, Tip::empty()}.bits(), "owners, counted as");
-  // A head in another context's chain.
-  expect_named(slot(0).head, HeadWord{Generation{1}, head(1).tip}.bits(), "owners, counted as");
 }
 
 TEST_F(Verify, NamesAKeptHeadThatKeepsNothing) {

@@ -1,0 +1,165 @@
+// Whose a context and a chunk are, as a daemon that takes over damaged tables can tell.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/unit/rebuild_harness.hpp"
+
+namespace hotkv::test {
+namespace {
+
+class RebuildWhose : public RebuildHarness {};
+
+TEST_F(RebuildWhose, ALowerEpochInASlotIsSuperseded) {
+  tables().slot(slot_of("b")).epoch = 2;
+  expect_adoption("b");
+  load(healthy);
+  tables().slot(slot_of("b")).epoch = 2;
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_TRUE(worker.resolve("b", 2, 29).error().is(MissReason::superseded_epoch));
+}
+
+// The ledger hears of an epoch first: what a slot says beyond it was opened by nobody, and makes no
+// epoch stale.
+TEST_F(RebuildWhose, AHigherEpochInASlotThanInTheLedgerIsShownToNobody) {
+  tables().slot(slot_of("b")).epoch = 400;
+  expect_adoption("b");
+  load(healthy);
+  tables().slot(slot_of("b")).epoch = 400;
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_FALSE(worker.resolve("b", 400, 29).has_value());
+  EXPECT_EQ(miss_of("b"), MissReason::lost_in_restart);
+  EXPECT_TRUE(worker.open("b", 4).has_value());
+}
+
+TEST_F(RebuildWhose, ASlotOfASessionThatTheLedgerDoesNotKnowIsShownToNobody) {
+  rename("b", "bb");
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_FALSE(worker.resolve("bb", 3, 29).has_value());
+  EXPECT_FALSE(worker.resolve("b", 3, 29).has_value());
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+TEST_F(RebuildWhose, AHigherEpochInTheLedgerThanInTheSlotIsSuperseded) {
+  tables().ledger()[1].epoch = ~std::uint64_t{0};
+  expect_adoption("b");
+}
+
+// It would show the other's bytes, and both would write into them.
+TEST_F(RebuildWhose, AChainThatLeadsIntoAnothersIsLostAlone) {
+  // Tip first: "a" and "b" have two chunks, "d" has three.
+  const auto a = chain_of(slot_of("a"));
+  const auto b = chain_of(slot_of("b"));
+  const auto d = chain_of(slot_of("d"));
+  const auto name_previous = [&](std::uint32_t chunk, ChunkWord word) {
+    tables().chunk_word(ChunkIndex{chunk}) = word.bits();
+  };
+  const std::vector<std::pair<std::string, std::function<void()>>> damages = {
+      {"b", [&] { name_tip("b", a.at(0)); }},
+      {"a", [&] { name_tip("a", d.at(1)); }},
+      {"d",
+       [&] {
+         name_previous(d[0], {ChunkIndex{a[0]}, 2});
+       }},
+      {"a",
+       [&] {
+         name_previous(a[0], {ChunkIndex{b.at(1)}, 1});
+       }},
+      {"c", [&] { tables().chunk_seal(ChunkIndex{chain_of(slot_of("c")).at(1)}) = 1; }}};
+  for (const auto& [damaged, apply] : damages) {
+    SCOPED_TRACE(damaged);
+    load(healthy);
+    apply();
+    ASSERT_TRUE(adopt().has_value());
+    EXPECT_EQ(h.core->verify(), std::nullopt);
+    EXPECT_EQ(miss_of(damaged), MissReason::lost_in_restart);
+    for (const auto& [name, length] : lengths) {
+      if (name != damaged) {
+        EXPECT_EQ(miss_of(name), std::nullopt) << name;
+      }
+    }
+  }
+}
+
+// Its place in the chain is as the damaged tip needs it, and its bytes are still there.
+TEST_F(RebuildWhose, AChunkOfAnEndedContextIsShownToNobody) {
+  const auto a = chain_of(slot_of("a"));
+  ASSERT_TRUE(adopt().has_value());
+  ASSERT_TRUE(worker.release("a", 3).has_value());
+  name_tip("b", a.at(0));
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(miss_of("b"), MissReason::lost_in_restart);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+// The bytes are another context's: the ledger says of this one how it ended.
+TEST_F(RebuildWhose, ASlotThatNamesASessionThatHasEndedIsShownToNobody) {
+  ASSERT_TRUE(adopt().has_value());
+  ASSERT_TRUE(worker.release("c", 3).has_value());
+  rename("b", "c");
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(miss_of("c"), MissReason::released);
+  EXPECT_NE(miss_of("b"), std::nullopt);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+// All records count as ended until their session is known to live.
+TEST_F(RebuildWhose, AFullLedgerForgetsNoLiveSessionForADamagedRecord) {
+  auto tight = limits();
+  tight.tombstones = 1;  // 27 records
+  CoreHarness full(tight);
+  const auto id_of = full.add_shard();
+  CoreClient client(full, id_of);
+  ASSERT_TRUE(client.open("a", 1));
+  ASSERT_TRUE(client.open("b", 1));
+  for (std::uint32_t i = 0; i < full.tables(id_of).capacities().ledger_count; ++i) {
+    ++full.now_ms;
+    ASSERT_TRUE(client.open("x" + std::to_string(i), 1));
+    ASSERT_TRUE(client.release("x" + std::to_string(i), 1));
+  }
+  full.tables(id_of).ledger()[1].id[0] = id("?").words()[0];
+  full.restart();
+  EXPECT_EQ(full.core->verify(), std::nullopt);
+  ASSERT_EQ(full.core->contexts().size(), 1u);
+  EXPECT_EQ(full.core->contexts().at(0).session, id("a"));
+}
+
+// The seal tells which of the two slots is the damaged one, whichever comes first.
+TEST_F(RebuildWhose, OneContextInTwoSlotsIsShownFromItsOwn) {
+  for (const auto& [damaged, named] : {std::pair("b", "a"), std::pair("a", "b")}) {
+    SCOPED_TRACE(damaged);
+    load(healthy);
+    rename(damaged, named);
+    expect_adoption(damaged);
+    EXPECT_FALSE(worker.resolve(damaged, 3, lengths.at(damaged)).has_value());
+  }
+}
+
+// Every rule but the seal's is kept: the ledger knows both, at this epoch, and they live.
+TEST_F(RebuildWhose, TwoContextsWhoseNamesAreSwappedAreShownToNobody) {
+  SlotRecord& one = tables().slot(slot_of("a"));
+  SlotRecord& other = tables().slot(slot_of("b"));
+  for (std::size_t i = 0; i < SessionId::kWords; ++i) {
+    const std::uint64_t word = one.id[i];
+    one.id[i] = other.id[i].load();
+    other.id[i] = word;
+  }
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(miss_of("a"), MissReason::lost_in_restart);
+  EXPECT_EQ(miss_of("b"), MissReason::lost_in_restart);
+  EXPECT_EQ(miss_of("c"), std::nullopt);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+// Where the epochs differ, the ledger knows which is right, and what it tells is of the right one.
+TEST_F(RebuildWhose, OneSessionInTwoSlotsIsShownFromTheOneOfItsEpoch) {
+  rename("b", "a").epoch = 2;
+  expect_adoption("b");
+}
+
+}  // namespace
+}  // namespace hotkv::test
