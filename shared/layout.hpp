@@ -56,8 +56,7 @@ struct alignas(64) SlotRecord {
   std::uint32_t reserved0;
   AtomicWord opened_ms;  // CLOCK_MONOTONIC
   AtomicWord used_ms;    // CLOCK_MONOTONIC, last use the daemon itself saw
-  AtomicWord seal;       // slot_seal of daemon/core/seals.hpp, while the head is not free
-  std::uint64_t reserved1;
+  AtomicWord seals[2];   // of a live slot one is head_seal of daemon/core/seals.hpp, else 0
   AtomicWord id[SessionId::kWords];  // zero-padded
 };
 static_assert(sizeof(SlotRecord) == 192 && alignof(SlotRecord) == 64);

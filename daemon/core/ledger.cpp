@@ -105,7 +105,7 @@ void Ledger::protect(const SessionId& session) {
   set_ended(found->second, false);
 }
 
-void Ledger::rebuild() {
+void Ledger::rebuild(const IsRight& is_right) {
   records_.clear();
   ended_.clear();
   unused_.clear();
@@ -120,15 +120,26 @@ void Ledger::rebuild() {
     for (; never_used_ < index; ++never_used_) unused_.push_back(never_used_);
     never_used_ = index + 1;
     const auto session = read_session_id(r.id_bytes, r.id);
-    const bool valid = r.state.load(std::memory_order_relaxed) == kValid && session &&
-                       records_.emplace(*session, index).second;
-    if (valid) {
-      set_ended(index, true);
-    } else {
-      gate_.store(record(index).state, kEmpty);
-      unused_.push_back(index);
+    if (r.state.load(std::memory_order_relaxed) != kValid || !session) {
+      drop(index);
+      continue;
     }
+    if (const auto earlier = records_.find(*session); earlier != records_.end()) {
+      if (!is_right(*session, Epoch{r.epoch.load(std::memory_order_relaxed)})) {
+        drop(index);
+        continue;
+      }
+      set_ended(earlier->second, false);
+      drop(earlier->second);
+    }
+    records_.insert_or_assign(*session, index);
+    set_ended(index, true);
   }
+}
+
+void Ledger::drop(RecordIndex index) {
+  gate_.store(record(index).state, kEmpty);
+  unused_.push_back(index);
 }
 
 }  // namespace hotkv::core

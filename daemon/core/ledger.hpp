@@ -2,6 +2,7 @@
 // The ledger: for every remembered session its highest epoch and how its last context ended.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -49,14 +50,17 @@ class Ledger {
   }
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(records_.size()); }
 
-  // Builds the private map from the records; all count as ended until revived.
-  void rebuild();
+  // Builds the private map from the records; all count as ended until revived. Of two records of
+  // one session, which only damage makes, the one of which `is_right` holds is kept, or the first.
+  using IsRight = std::function<bool(const SessionId&, Epoch)>;
+  void rebuild(const IsRight& is_right = [](const SessionId&, Epoch) { return false; });
 
  private:
   using RecordIndex = std::uint32_t;
   [[nodiscard]] LedgerRecord& record(RecordIndex index) const { return tables_.ledger()[index]; }
   [[nodiscard]] RecordIndex take_record(std::optional<std::uint64_t>& forgotten);
   void set_ended(RecordIndex index, bool ended);
+  void drop(RecordIndex index);
 
   const ShardTables& tables_;
   StoreGate& gate_;

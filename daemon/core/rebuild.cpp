@@ -4,6 +4,8 @@
 #include <map>
 #include <vector>
 
+#include "daemon/core/seals.hpp"
+
 namespace hotkv::core {
 namespace {
 
@@ -18,7 +20,11 @@ bool is_state(std::uint32_t number, SlotState state) {
 
 void Rebuild::run() {
   shard_.chunks.reset();
-  shard_.ledger.rebuild();
+  find_owners();
+  shard_.ledger.rebuild([this](const SessionId& session, Epoch epoch) {
+    const auto owner = owners_.find(session);
+    return owner != owners_.end() && shard_.epoch(owner->second) == epoch;
+  });
   shard_.kept_heads.rebuild();
   shard_.pages.rebuild();
   for (const KeptHead& kept : shard_.kept_heads.all()) {
@@ -29,7 +35,6 @@ void Rebuild::run() {
   for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
     settle_slot(SlotIndex{i});
   }
-  settle_ledger();
   for (const SlotIndex homeless : shard_.sessions.rebuild()) {
     lose(homeless, MissReason::lost_in_restart);
     if (shard_.has_generations_left(homeless)) shard_.sessions.give_back(homeless);
@@ -50,6 +55,14 @@ void Rebuild::run() {
   for (const SlotIndex slot : live) settle_base_tip(slot);
 }
 
+void Rebuild::find_owners() {
+  for (const SlotIndex slot : live_slots()) {
+    const SlotRecord& record = shard_.tables.slot(slot);
+    const auto session = read_session_id(record.id_bytes, record.id);
+    if (session && shard_.own_seal(slot)) owners_.emplace(*session, slot);
+  }
+}
+
 void Rebuild::protect_known_sessions() {
   for (const SlotIndex slot : live_slots()) {
     const SlotRecord& record = shard_.tables.slot(slot);
@@ -67,12 +80,13 @@ void Rebuild::settle_slot(SlotIndex slot) {
   SlotRecord& record = shard_.tables.slot(slot);
   const std::uint32_t state = record.state.load(std::memory_order_relaxed);
   const HeadWord head = shard_.head(slot);
-  if (is_state(state, SlotState::worn_out) && head.tip.is_free()) return;
+  if (is_state(state, SlotState::worn_out) && head.tip.is_free() && count_seals(record) == 0)
+    return;
   if (is_state(state, SlotState::live) && !head.tip.is_free()) {
     settle_live_slot(slot);
     return;
   }
-  if (state == 0 && head.tip.is_free()) return;
+  if (state == 0 && head.tip.is_free() && count_seals(record) == 0) return;
   // Opening or retiring (or nonsense): the slot becomes free. Only a retiring context's chain may
   // be pinned; an opening one has none.
   const bool retiring = miss_reason_from_number(state - kRetiringBase).has_value();
@@ -103,7 +117,10 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
     const Generation next{old.generation.value() + (is_wild ? 0 : 1)};
     gate_.probe();
     exchange_length(shard_.tables.length_word(slot), {next, TokenCount{0}});
-    gate_.store_head(record.head, {next, Tip::free()});
+    shard_.set_head(slot, {next, Tip::free()});
+  }
+  for (AtomicWord& seal : record.seals) {
+    if (seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
   }
   const bool worn_out = !shard_.has_generations_left(slot);
   gate_.store(record.state,
@@ -112,7 +129,11 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
 
 void Rebuild::lose(SlotIndex slot, MissReason reason) {
   SlotRecord& record = shard_.tables.slot(slot);
-  if (const auto session = read_session_id(record.id_bytes, record.id)) {
+  const auto session = read_session_id(record.id_bytes, record.id);
+  const auto owner = session ? owners_.find(*session) : owners_.end();
+  // A damaged name can be that of a context that lives elsewhere, and is told of in the ledger.
+  const bool is_its_own = owner == owners_.end() || owner->second == slot;
+  if (session && is_its_own) {
     const bool sound = shard_.chunks.is_sound(slot, shard_.head(slot).tip, sound_);
     // An epoch above the ledger's is no epoch that anybody opened: it must not make others stale.
     if (!shard_.ledger.find(*session)) {
@@ -156,10 +177,14 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     return;
   }
 
-  // What it names is not what it was opened as: it would show one context's bytes as another's.
-  if (!shard_.has_own_seal(slot)) {
+  // Session, epoch or head is not what was stored: it would show other bytes than its own.
+  const AtomicWord* own = shard_.own_seal(slot);
+  if (own == nullptr) {
     lose(slot, MissReason::lost_in_restart);
     return;
+  }
+  for (AtomicWord& seal : record.seals) {
+    if (&seal != own && seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
   }
 
   const auto untrusted =
@@ -174,17 +199,7 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   // Between steps 2 and 3 of end_generation. The kept head stands already, unless the word is a
   // writer's scribble; then it is kept now, so that the old generation's pins hold all the same.
   keep(slot, head);
-  gate_.store_head(record.head,
-                   {untrusted.generation, shard_.chunks.ancestor(head.tip, untrusted.tokens)});
-}
-
-// A slot that was lost can have named the session of a sound one: then the ledger tells of the lost
-// one, and a full ledger may have forgotten it for another.
-void Rebuild::settle_ledger() {
-  for (const SlotIndex slot : live_slots()) {
-    (void)shard_.ledger.remember(shard_.session(slot), shard_.epoch(slot), now_ms_);
-    shard_.ledger.revive(shard_.session(slot));
-  }
+  shard_.set_head(slot, {untrusted.generation, shard_.chunks.ancestor(head.tip, untrusted.tokens)});
 }
 
 void Rebuild::settle_kept_heads() {

@@ -24,7 +24,7 @@ namespace hotkv::core {
 //   an epoch below the ledger's -> superseded
 //   live, and its fate is stored -> ended with that fate
 //   what makes no sense         -> retired, lost_in_restart: a session or an epoch that the ledger
-//                                  does not know, a slot or a chain without its seal
+//                                  does not know, a slot, a head or a chain without its seal
 class Rebuild {
  public:
   Rebuild(Shard& shard, StoreGate& gate, std::uint64_t now_ms)
@@ -37,6 +37,8 @@ class Rebuild {
   [[nodiscard]] std::vector<SlotIndex> live_slots() const {
     return shard_.live_slots_below(shard_.tables.capacities().slot_count);
   }
+  // Of each session the slot that bears a seal with its name.
+  void find_owners();
   // Live sessions first, so that none of them is forgotten to remember another; and what fate is
   // stored of them, before any is lost.
   void protect_known_sessions();
@@ -47,7 +49,6 @@ class Rebuild {
   // Buries the session that the slot names, and ends the slot.
   void lose(SlotIndex slot, MissReason reason);
   void end(SlotIndex slot, MissReason reason);
-  void settle_ledger();
   void settle_kept_heads();
   void settle_holder(SlotIndex slot);
   void settle_base_tip(SlotIndex slot);
@@ -59,6 +60,7 @@ class Rebuild {
   std::uint64_t now_ms_;
   ChunkPool::SoundChunks sound_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> kept_;  // slot, head word
+  std::map<SessionId, SlotIndex> owners_;
   std::map<SessionId, MissReason> fates_;
 };
 

@@ -34,9 +34,13 @@ SessionId Shard::session(SlotIndex slot) const {
   return *id_read;
 }
 
-bool Shard::has_own_seal(SlotIndex slot) const {
-  return tables.slot(slot).seal.load(std::memory_order_relaxed) ==
-         slot_seal(tables.header(), slot, session(slot), epoch(slot));
+AtomicWord* Shard::own_seal(SlotIndex slot) const {
+  const std::uint64_t own =
+      head_seal(tables.header(), slot, session(slot), epoch(slot), head(slot));
+  for (AtomicWord& seal : tables.slot(slot).seals) {
+    if (seal.load(std::memory_order_relaxed) == own) return &seal;
+  }
+  return nullptr;
 }
 
 std::optional<PageIndex> Shard::holder(SlotIndex slot) const {
@@ -122,12 +126,31 @@ std::uint64_t Shard::provisioned_bytes() const {
          tables.geometry().extent_bytes;
 }
 
+// ---- heads --------------------------------------------------------------------------------------
+
+// A live slot has one seal, a free one none. Stores, in this order:
+//   1. the other seal := of the next head
+//   2. head := next
+//   3. the old seal := 0
+// Killed after 1 or 2, there are two, and the head tells which of them holds (Rebuild).
+void Shard::set_head(SlotIndex slot, HeadWord next) {
+  SlotRecord& record = tables.slot(slot);
+  const bool is_second = record.seals[0].load(std::memory_order_relaxed) == 0;
+  AtomicWord& old = record.seals[is_second ? 1 : 0];
+  AtomicWord& other = record.seals[is_second ? 0 : 1];
+  if (!next.tip.is_free()) {
+    gate_.store(other, head_seal(tables.header(), slot, session(slot), epoch(slot), next));
+  }
+  gate_.store_head(record.head, next);
+  if (old.load(std::memory_order_relaxed) != 0) gate_.store(old, 0);
+}
+
 // ---- the end of a generation --------------------------------------------------------------------
 
 // The one mechanism behind truncate, take-over, close, tail copy and retire. Stores, in this order:
 //   1. kept head := old {slot, generation, tip}: the old chain keeps its owner
 //   2. length: exchange to the next generation: late publishes fail from here on
-//   3. head := {next generation, next tip}
+//   3. head := {next generation, next tip}, with its seal
 // Killed after 1, the kept head is still current and is dropped; killed after 2, the next daemon
 // sees a length of generation + 1 and does 3 itself (Rebuild). A reader that pinned the old
 // generation before 3 is seen by the sweep that follows (words.hpp, PIN AGAINST RECYCLE).
@@ -158,7 +181,7 @@ void Shard::end_generation(SlotIndex slot, const Successor& successor) {
   const Tip tip = successor.tip.value_or(chunks.ancestor(old.tip, length));
   if (tip.is_chunk()) chunks.ref(tip.chunk());
   set_base_tip(slot, tip);
-  gate_.store_head(tables.slot(slot).head, {next, tip});
+  set_head(slot, {next, tip});
 }
 
 void Shard::truncate(SlotIndex slot, TokenCount to) {
@@ -206,7 +229,7 @@ void Shard::link(SlotIndex slot, ChunkIndex taken) {
   chunks.place(slot, taken, place);
   // The head owns the new chunk; the old tip's owner is now the new chunk instead of the head.
   chunks.ref(taken);
-  gate_.store_head(tables.slot(slot).head, {now.generation, Tip::at(taken)});
+  set_head(slot, {now.generation, Tip::at(taken)});
 }
 
 // ---- the life of a context ----------------------------------------------------------------------
@@ -221,13 +244,12 @@ void Shard::open(SlotIndex free_slot, const SessionId& new_session, Epoch new_ep
   for (std::size_t i = 0; i < SessionId::kWords; ++i) {
     gate_.store(record.id[i], new_session.words()[i]);
   }
-  gate_.store(record.seal, slot_seal(tables.header(), free_slot, new_session, new_epoch));
   gate_.store(record.holder, new_holder.value() + 1);
   gate_.store(record.opened_ms, now_ms);
   gate_.store(record.used_ms, now_ms);
   gate_.probe();
   exchange_length(tables.length_word(free_slot), {next, TokenCount{0}});
-  gate_.store_head(record.head, {next, Tip::empty()});
+  set_head(free_slot, {next, Tip::empty()});
   gate_.store(record.state, static_cast<std::uint32_t>(SlotState::live));
   ledger.revive(new_session);
   sessions.insert(new_session, free_slot);

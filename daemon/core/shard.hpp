@@ -35,8 +35,9 @@ class Shard {
   [[nodiscard]] HeadWord head(SlotIndex slot) const { return load_head(tables.slot(slot).head); }
   [[nodiscard]] Epoch epoch(SlotIndex slot) const;
   [[nodiscard]] SessionId session(SlotIndex slot) const;  // only of a slot whose head is not free
-  // Whether session and epoch of a live slot are those that it was opened with.
-  [[nodiscard]] bool has_own_seal(SlotIndex slot) const;
+  // The seal that belongs to the session, epoch and head of a live slot; none where one of them is
+  // not as it was stored.
+  [[nodiscard]] AtomicWord* own_seal(SlotIndex slot) const;
   [[nodiscard]] std::optional<PageIndex> holder(SlotIndex slot) const;
   // Published tokens. What writers can scribble is bounded: never more than the chain holds, and 0
   // where the word is of another generation.
@@ -83,6 +84,8 @@ class Shard {
   [[nodiscard]] bool has_generations_left(SlotIndex slot) const {
     return head(slot).generation.value() < kGenerationMax;
   }
+  // The only place where a head is stored.
+  void set_head(SlotIndex slot, HeadWord next);
   // Lets go of kept heads that nobody pins.
   void sweep();
   // Ends the lease of a client whose mapping is gone, so that nobody writes any more.

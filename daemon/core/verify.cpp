@@ -3,6 +3,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "daemon/core/seals.hpp"
 #include "shared/session_hash.hpp"
 
 namespace hotkv::core {
@@ -74,7 +75,6 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
     if (entry->epoch != shard.epoch(slot)) return at_slot(slot) + ": epoch is not the ledger's";
     if (entry->fate) return at_slot(slot) + ": live, but the ledger has a fate";
     if (!shard.recency.contains(slot)) return at_slot(slot) + ": not in the order of use";
-    if (!shard.has_own_seal(slot)) return at_slot(slot) + ": its seal is another context's";
     if (!shard.chunks.is_sound(slot, shard.head(slot).tip, sound))
       return at_slot(slot) + ": chain is unsound";
     const auto holder = shard.holder(slot);
@@ -89,6 +89,21 @@ Broken verify_slots(const Shard& shard, ChunkPool::SoundChunks& sound) {
   if (indexed != live)
     return "index has " + std::to_string(indexed) + " entries for " + std::to_string(live) +
            " live slots";
+  return std::nullopt;
+}
+
+// Last: what else is wrong says more.
+Broken verify_seals(const Shard& shard) {
+  for (std::uint32_t i = 0; i < shard.sessions.used_end(); ++i) {
+    const SlotIndex slot{i};
+    const auto count = count_seals(shard.tables.slot(slot));
+    if (shard.head(slot).tip.is_free()) {
+      if (count != 0) return at_slot(slot) + ": head is free, and sealed";
+      continue;
+    }
+    if (shard.own_seal(slot) == nullptr) return at_slot(slot) + ": its seal is another's";
+    if (count != 1) return at_slot(slot) + ": it has two seals";
+  }
   return std::nullopt;
 }
 
@@ -185,7 +200,8 @@ std::optional<std::string> verify_shard(const Shard& shard, const std::vector<Ch
   ChunkPool::SoundChunks sound;
   if (auto broken = verify_slots(shard, sound)) return broken;
   if (auto broken = verify_kept_heads(shard, sound)) return broken;
-  return verify_chunks(shard, booked);
+  if (auto broken = verify_chunks(shard, booked)) return broken;
+  return verify_seals(shard);
 }
 
 }  // namespace hotkv::core

@@ -87,7 +87,7 @@ class ImageMaker {
     const auto now = tiny_.find(shard_, session(number)).value();
     const core::ShardTables tables = tiny_.files.at(shard_).tables();
     for (const std::uint32_t chunk : chunks_of(tables, now.head.tip)) {
-      std::ranges::fill(tables.chunk(ChunkIndex{chunk}), static_cast<std::byte>(0x10 + number));
+      std::ranges::fill(tables.chunk(ChunkIndex{chunk}), fill_of(number, epoch));
     }
     require(publish(tables.length_word(now.slot), now.head.generation, now.length.tokens,
                     TokenCount{tokens}),

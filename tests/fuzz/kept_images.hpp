@@ -27,6 +27,11 @@ struct Image {
   std::vector<Known> whole;  // contexts that no operation was at work on
 };
 
+// What an image fills the chunks of a context with.
+[[nodiscard]] constexpr std::byte fill_of(std::uint32_t session_number, std::uint64_t epoch) {
+  return static_cast<std::byte>(0x10 + session_number + 0x10 * epoch);
+}
+
 // All chunks of a chain, whatever its words say; each once.
 [[nodiscard]] std::set<std::uint32_t> chunks_of(const core::ShardTables& tables, Tip tip);
 

@@ -53,8 +53,7 @@ constexpr Place kPlaces[] = {
     {"SlotRecord.reserved0", offsetof(SlotRecord, reserved0), 28},
     {"SlotRecord.opened_ms", offsetof(SlotRecord, opened_ms), 32},
     {"SlotRecord.used_ms", offsetof(SlotRecord, used_ms), 40},
-    {"SlotRecord.seal", offsetof(SlotRecord, seal), 48},
-    {"SlotRecord.reserved1", offsetof(SlotRecord, reserved1), 56},
+    {"SlotRecord.seals", offsetof(SlotRecord, seals), 48},
     {"SlotRecord.id", offsetof(SlotRecord, id), 64},
     {"sizeof(SlotRecord)", sizeof(SlotRecord), 192},
     {"LedgerRecord.state", offsetof(LedgerRecord, state), 0},
@@ -186,7 +185,8 @@ TEST(LayoutGolden, SlotRecord) {
   record.holder = 0x1c1b'1a19;
   record.opened_ms = 0x2423'2221'201f'1e1d;
   record.used_ms = 0x2c2b'2a29'2827'2625;
-  record.seal = 0x3433'3231'302f'2e2d;
+  record.seals[0] = 0x3433'3231'302f'2e2d;
+  record.seals[1] = 0x3c3b'3a39'3837'3635;
   put_words(record.id);
   EXPECT_EQ(hex_of(record),
             "0102030405060708"                                                  // head
@@ -197,8 +197,7 @@ TEST(LayoutGolden, SlotRecord) {
             "00000000"                                                          // reserved0
             "1d1e1f2021222324"                                                  // opened_ms
             "25262728292a2b2c"                                                  // used_ms
-            "2d2e2f3031323334"                                                  // seal
-            "0000000000000000"                                                  // reserved1
+            "2d2e2f303132333435363738393a3b3c"                                  // seals
             "e0000000000000f0e1000000000000f1e2000000000000f2e3000000000000f3"  // id
             "e4000000000000f4e5000000000000f5e6000000000000f6e7000000000000f7"
             "e8000000000000f8e9000000000000f9ea000000000000faeb000000000000fb"

@@ -142,8 +142,10 @@ std::uint64_t rests_of(const DaemonProcess& daemon) {
 TEST_F(Pressure, WhoSendsAheadWithoutAnEndIsSlowedAndAnsweredAllTheSame) {
   constexpr std::uint64_t kAtATime = 1000;
   RawClient flooding = attached_client(daemon_.control_path());
-  ASSERT_TRUE(eventually(
-      [&] { return flood(flooding, "session", kAtATime) != kAtATime || rests_of(daemon_) >= 10; }));
+  ASSERT_TRUE(eventually([&] {
+    EXPECT_EQ(flood(flooding, "session", kAtATime), kAtATime);
+    return rests_of(daemon_) >= 10;
+  }));
   EXPECT_TRUE(eventually([&] { return log_lines("event=client-slowed") == 1; }));
   // What it did counts for a while, whatever it asks next; then it is as it was.
   std::this_thread::sleep_for(server::Pace::kShare * (server::Pace::kAtOnce + kMargin));

@@ -61,9 +61,12 @@ class RebuildHarness : public ::testing::Test {
     for (std::size_t i = 0; i < to.size(); ++i) std::ranges::copy(from[i], to[i].begin());
   }
 
-  std::expected<core::ShardId, Error> adopt() {
+  void renew_core() {
     h.core = std::make_unique<core::Core>(
         h.limits, [this] { return h.now_ms; }, h.liveness);
+  }
+  std::expected<core::ShardId, Error> adopt() {
+    renew_core();
     const auto file = h.files.begin()->second;
     auto adopted = h.core->adopt_shard(file->memory(), default_certified_architectures());
     if (adopted) {

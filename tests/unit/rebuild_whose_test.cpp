@@ -85,6 +85,65 @@ TEST_F(RebuildWhose, AChainThatLeadsIntoAnothersIsLostAlone) {
   }
 }
 
+// The chunks are its own and make sense; their rows are those of before it was truncated.
+TEST_F(RebuildWhose, AnOlderChainOfTheContextIsShownToNobody) {
+  ASSERT_TRUE(worker.append("c", 3, 38, 2).has_value());
+  const Tip old = HeadWord::from_bits(tables().kept_heads()[0].head).tip;
+  ASSERT_NE(old, load_head(tables().slot(slot_of("c")).head).tip);
+  name_tip("c", old.chunk().value());
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(worker.resolve("c", 3, 38).error().miss().reason, MissReason::lost_in_restart);
+  EXPECT_EQ(reader.wrong_bytes("c", 3, view, std::vector<std::uint32_t>(38, 1)), 0u);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+// Two words can make the slot live again that the context had before.
+TEST_F(RebuildWhose, AFreeSlotHasNoSealThatCouldBringItBack) {
+  const SlotIndex old = slot_of("b");
+  ASSERT_TRUE(adopt().has_value());
+  ASSERT_TRUE(worker.release("b", 3).has_value());
+  SlotRecord& record = tables().slot(old);
+  record.state = static_cast<std::uint32_t>(SlotState::live);
+  record.head = record.head + 1;  // from free to empty
+  ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(miss_of("b"), MissReason::released);
+  EXPECT_EQ(h.core->verify(), std::nullopt);
+}
+
+TEST_F(RebuildWhose, OfTwoRecordsOfTheLedgerTheOneIsRightWhoseEpochIsSealed) {
+  for (const auto& [damaged, named] : {std::pair(1, 2), std::pair(2, 1)}) {
+    load(healthy);
+    LedgerRecord& record = tables().ledger()[static_cast<std::size_t>(damaged)];
+    const LedgerRecord& other = tables().ledger()[static_cast<std::size_t>(named)];
+    for (std::size_t i = 0; i < SessionId::kWords; ++i) record.id[i] = other.id[i].load();
+    record.epoch = 7;
+    expect_adoption(damaged == 1 ? "b" : "c");
+  }
+}
+
+// Killed anywhere in the middle, and begun again: what lives under that name is as it was.
+TEST_F(RebuildWhose, ANameThatIsAnothersCostsThatOneNothingWhereverTheRebuildIsKilled) {
+  struct Killed {};
+  int kills = 0;
+  for (bool was_killed = true; was_killed; kills += was_killed) {
+    load(healthy);
+    rename("b", "a");
+    renew_core();
+    h.core->set_store_probe([stores = kills]() mutable {
+      if (stores-- == 0) throw Killed{};
+    });
+    was_killed = false;
+    try {
+      (void)h.core->adopt_shard(memory(), default_certified_architectures());
+    } catch (const Killed&) {
+      was_killed = true;
+    }
+    expect_adoption("b");
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(kills, 3);
+}
+
 // Its place in the chain is as the damaged tip needs it, and its bytes are still there.
 TEST_F(RebuildWhose, AChunkOfAnEndedContextIsShownToNobody) {
   const auto a = chain_of(slot_of("a"));

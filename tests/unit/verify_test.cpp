@@ -108,7 +108,11 @@ TEST_F(Verify, NamesAnUnsoundChain) {
 }
 
 TEST_F(Verify, NamesWhatHasAnotherSealThanItsOwn) {
-  expect_named(slot(0).seal, slot(1).seal.load(), "slot 0: its seal is another context's");
+  AtomicWord& own = slot(0).seals[slot(0).seals[0] == 0 ? 1 : 0];
+  AtomicWord& other = slot(0).seals[slot(0).seals[0] == 0 ? 0 : 1];
+  expect_named(own, own.load() ^ 2, "slot 0: its seal is another's");
+  expect_named(other, own.load(), "slot 0: it has two seals");
+  expect_named(slot(2).seals[1], 1u, "slot 2: head is free, and sealed");
   // A head in another context's chain.
   expect_named(slot(0).head, HeadWord{Generation{1}, head(1).tip}.bits(),
                "slot 0: chain is unsound");
