@@ -105,12 +105,19 @@ void Ledger::protect(const SessionId& session) {
   set_ended(found->second, false);
 }
 
-void Ledger::rebuild(const IsRight& is_right) {
+void Ledger::rebuild(const LiveEpoch& live_epoch) {
   records_.clear();
   ended_.clear();
   unused_.clear();
   never_used_ = 0;
   const auto count = static_cast<RecordIndex>(tables_.ledger().size());
+  // The record of a session that lives: two of one session are only where one of them was damaged.
+  const auto is_of_live = [&](RecordIndex index) {
+    const LedgerRecord& r = record(index);
+    const auto session = read_session_id(r.id_bytes, r.id);
+    return session && r.fate.load(std::memory_order_relaxed) == 0 &&
+           live_epoch(*session) == Epoch{r.epoch.load(std::memory_order_relaxed)};
+  };
   for (RecordIndex index = 0; index < count; ++index) {
     const LedgerRecord& r = record(index);
     if (r.state.load(std::memory_order_relaxed) == kEmpty &&
@@ -125,7 +132,7 @@ void Ledger::rebuild(const IsRight& is_right) {
       continue;
     }
     if (const auto earlier = records_.find(*session); earlier != records_.end()) {
-      if (!is_right(*session, Epoch{r.epoch.load(std::memory_order_relaxed)})) {
+      if (!is_of_live(index) || is_of_live(earlier->second)) {
         drop(index);
         continue;
       }

@@ -51,9 +51,11 @@ class Ledger {
   [[nodiscard]] std::uint32_t count() const { return static_cast<std::uint32_t>(records_.size()); }
 
   // Builds the private map from the records; all count as ended until revived. Of two records of
-  // one session, which only damage makes, the one of which `is_right` holds is kept, or the first.
-  using IsRight = std::function<bool(const SessionId&, Epoch)>;
-  void rebuild(const IsRight& is_right = [](const SessionId&, Epoch) { return false; });
+  // one session, which only damage makes, the one of a live context is kept, or the first.
+  using LiveEpoch = std::function<std::optional<Epoch>(const SessionId&)>;
+  void rebuild(const LiveEpoch& live_epoch = [](const SessionId&) -> std::optional<Epoch> {
+    return std::nullopt;
+  });
 
  private:
   using RecordIndex = std::uint32_t;

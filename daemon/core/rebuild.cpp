@@ -21,9 +21,9 @@ bool is_state(std::uint32_t number, SlotState state) {
 void Rebuild::run() {
   shard_.chunks.reset();
   find_owners();
-  shard_.ledger.rebuild([this](const SessionId& session, Epoch epoch) {
+  shard_.ledger.rebuild([this](const SessionId& session) {
     const auto owner = owners_.find(session);
-    return owner != owners_.end() && shard_.epoch(owner->second) == epoch;
+    return owner == owners_.end() ? std::nullopt : std::optional(shard_.epoch(owner->second));
   });
   shard_.kept_heads.rebuild();
   shard_.pages.rebuild();
@@ -31,7 +31,7 @@ void Rebuild::run() {
     kept_.emplace(kept.slot.value(), kept.head.bits());
   }
 
-  protect_known_sessions();
+  protect_owners();
   for (std::uint32_t i = 0; i < shard_.tables.capacities().slot_count; ++i) {
     settle_slot(SlotIndex{i});
   }
@@ -63,16 +63,15 @@ void Rebuild::find_owners() {
   }
 }
 
-void Rebuild::protect_known_sessions() {
-  for (const SlotIndex slot : live_slots()) {
+void Rebuild::protect_owners() {
+  for (const auto& [session, slot] : owners_) {
     const SlotRecord& record = shard_.tables.slot(slot);
     // One that is retiring has its fate in the ledger, and keeps it.
     if (!is_state(record.state.load(std::memory_order_relaxed), SlotState::live)) continue;
-    const auto session = read_session_id(record.id_bytes, record.id);
-    const auto entry = session ? shard_.ledger.find(*session) : std::nullopt;
+    const auto entry = shard_.ledger.find(session);
     if (!entry) continue;
-    if (entry->fate) fates_.emplace(*session, *entry->fate);
-    shard_.ledger.protect(*session);
+    if (entry->fate) fates_.emplace(session, *entry->fate);
+    shard_.ledger.protect(session);
   }
 }
 
@@ -129,17 +128,18 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
 
 void Rebuild::lose(SlotIndex slot, MissReason reason) {
   SlotRecord& record = shard_.tables.slot(slot);
-  const auto session = read_session_id(record.id_bytes, record.id);
-  const auto owner = session ? owners_.find(*session) : owners_.end();
-  // A damaged name can be that of a context that lives elsewhere, and is told of in the ledger.
-  const bool is_its_own = owner == owners_.end() || owner->second == slot;
-  if (session && is_its_own) {
-    const bool sound = shard_.chunks.is_sound(slot, shard_.head(slot).tip, sound_);
-    // An epoch above the ledger's is no epoch that anybody opened: it must not make others stale.
-    if (!shard_.ledger.find(*session)) {
-      (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+  if (const auto session = read_session_id(record.id_bytes, record.id)) {
+    const auto entry = shard_.ledger.find(*session);
+    const auto owner = owners_.find(*session);
+    const bool is_owner = owner != owners_.end() && owner->second == slot;
+    // Without a seal the name may be another's. If that one has an end or a slot of its own, what
+    // the ledger says of it stands; else it is this one.
+    const bool is_likely = owner == owners_.end() && entry && !entry->fate;
+    if (is_owner && !entry) (void)shard_.ledger.remember(*session, shard_.epoch(slot), now_ms_);
+    if (is_owner || is_likely) {
+      const bool sound = shard_.chunks.is_sound(slot, shard_.head(slot).tip, sound_);
+      shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
     }
-    shard_.ledger.bury(*session, reason, sound ? shard_.published(slot) : TokenCount{0}, now_ms_);
   }
   end(slot, reason);
 }
@@ -154,9 +154,16 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
   SlotRecord& record = shard_.tables.slot(slot);
   const HeadWord head = shard_.head(slot);
   const auto session = read_session_id(record.id_bytes, record.id);
-  if (!session || !shard_.chunks.is_sound(slot, head.tip, sound_)) {
+  // Without its seal session, epoch or head is not what was stored: it would show other bytes than
+  // its own.
+  const AtomicWord* own = session ? shard_.own_seal(slot) : nullptr;
+  if (own == nullptr || !shard_.chunks.is_sound(slot, head.tip, sound_)) {
     lose(slot, MissReason::lost_in_restart);
     return;
+  }
+  shard_.note_identity(slot, *session, shard_.epoch(slot));
+  for (AtomicWord& seal : record.seals) {
+    if (&seal != own && seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
   }
   // The ledger hears of a context before its slot does, and forgets none that lives: one that it
   // does not know, or not at this epoch yet, was opened by nobody.
@@ -170,21 +177,11 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     return;
   }
   // The fate of this epoch is stored: its end had begun, or its making had not ended, and nobody
-  // had an answer. Or the slot names another session than it did, one that had ended.
+  // had an answer.
   if (const auto fate = fates_.find(*session); fate != fates_.end()) {
     shard_.ledger.bury(*session, fate->second, entry->last_length, entry->ended_ms);  // as it is
     end(slot, fate->second);
     return;
-  }
-
-  // Session, epoch or head is not what was stored: it would show other bytes than its own.
-  const AtomicWord* own = shard_.own_seal(slot);
-  if (own == nullptr) {
-    lose(slot, MissReason::lost_in_restart);
-    return;
-  }
-  for (AtomicWord& seal : record.seals) {
-    if (&seal != own && seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
   }
 
   const auto untrusted =

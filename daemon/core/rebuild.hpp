@@ -41,7 +41,7 @@ class Rebuild {
   void find_owners();
   // Live sessions first, so that none of them is forgotten to remember another; and what fate is
   // stored of them, before any is lost.
-  void protect_known_sessions();
+  void protect_owners();
   void settle_slot(SlotIndex slot);
   void settle_live_slot(SlotIndex slot);
   // Ends the generation of a slot whose chain may be nonsense, without counting anything.

@@ -19,11 +19,18 @@ namespace hotkv::core {
 // has ended. They keep no secret, as whoever may read the tables can read the key, and they do not
 // cover what clients write: bytes of chunks, and the published length within the chain.
 
+// Whose context a slot holds.
+[[nodiscard]] inline std::uint64_t slot_identity(const TablesHeader& header, SlotIndex slot,
+                                                 const SessionId& session, Epoch epoch) {
+  const std::array<std::uint64_t, 3> words{session_hash(session, header.hash_key), epoch.value(),
+                                           slot.value()};
+  return keyed_hash(words, words.size(), header.hash_key);
+}
+
 // Of a live slot: whose context it holds, and its head. Never 0, which a free slot has.
-[[nodiscard]] inline std::uint64_t head_seal(const TablesHeader& header, SlotIndex slot,
-                                             const SessionId& session, Epoch epoch, HeadWord head) {
-  const std::array<std::uint64_t, 4> words{session_hash(session, header.hash_key), epoch.value(),
-                                           slot.value(), head.bits()};
+[[nodiscard]] inline std::uint64_t head_seal(const TablesHeader& header, std::uint64_t identity,
+                                             HeadWord head) {
+  const std::array<std::uint64_t, 2> words{identity, head.bits()};
   return keyed_hash(words, words.size(), header.hash_key) | 1;
 }
 

@@ -35,8 +35,9 @@ SessionId Shard::session(SlotIndex slot) const {
 }
 
 AtomicWord* Shard::own_seal(SlotIndex slot) const {
+  const TablesHeader& header = tables.header();
   const std::uint64_t own =
-      head_seal(tables.header(), slot, session(slot), epoch(slot), head(slot));
+      head_seal(header, slot_identity(header, slot, session(slot), epoch(slot)), head(slot));
   for (AtomicWord& seal : tables.slot(slot).seals) {
     if (seal.load(std::memory_order_relaxed) == own) return &seal;
   }
@@ -126,6 +127,11 @@ std::uint64_t Shard::provisioned_bytes() const {
          tables.geometry().extent_bytes;
 }
 
+void Shard::note_identity(SlotIndex slot, const SessionId& own_session, Epoch own_epoch) {
+  if (slot.value() >= identities_.size()) identities_.resize(slot.value() + 1);
+  identities_[slot.value()] = slot_identity(tables.header(), slot, own_session, own_epoch);
+}
+
 // ---- heads --------------------------------------------------------------------------------------
 
 // A live slot has one seal, a free one none. Stores, in this order:
@@ -139,7 +145,7 @@ void Shard::set_head(SlotIndex slot, HeadWord next) {
   AtomicWord& old = record.seals[is_second ? 1 : 0];
   AtomicWord& other = record.seals[is_second ? 0 : 1];
   if (!next.tip.is_free()) {
-    gate_.store(other, head_seal(tables.header(), slot, session(slot), epoch(slot), next));
+    gate_.store(other, head_seal(tables.header(), identities_.at(slot.value()), next));
   }
   gate_.store_head(record.head, next);
   if (old.load(std::memory_order_relaxed) != 0) gate_.store(old, 0);
@@ -249,6 +255,7 @@ void Shard::open(SlotIndex free_slot, const SessionId& new_session, Epoch new_ep
   gate_.store(record.used_ms, now_ms);
   gate_.probe();
   exchange_length(tables.length_word(free_slot), {next, TokenCount{0}});
+  note_identity(free_slot, new_session, new_epoch);
   set_head(free_slot, {next, Tip::empty()});
   gate_.store(record.state, static_cast<std::uint32_t>(SlotState::live));
   ledger.revive(new_session);

@@ -84,6 +84,9 @@ class Shard {
   [[nodiscard]] bool has_generations_left(SlotIndex slot) const {
     return head(slot).generation.value() < kGenerationMax;
   }
+  // Whose context a slot holds from now on; before the first head of it is stored. Seals are made
+  // from this and not from the tables, so that what was damaged meanwhile gets none.
+  void note_identity(SlotIndex slot, const SessionId& session, Epoch epoch);
   // The only place where a head is stored.
   void set_head(SlotIndex slot, HeadWord next);
   // Lets go of kept heads that nobody pins.
@@ -128,7 +131,8 @@ class Shard {
   void set_base_tip(SlotIndex slot, Tip tip);
 
   StoreGate& gate_;
-  std::vector<Tip> base_tips_;  // by slot
+  std::vector<Tip> base_tips_;             // by slot
+  std::vector<std::uint64_t> identities_;  // by slot: slot_identity, of those that are live
 };
 
 template <class Visit>

@@ -20,6 +20,7 @@ TEST_F(RebuildWhose, ALowerEpochInASlotIsSuperseded) {
   load(healthy);
   tables().slot(slot_of("b")).epoch = 2;
   ASSERT_TRUE(adopt().has_value());
+  EXPECT_EQ(miss_of("b"), MissReason::lost_in_restart);
   EXPECT_TRUE(worker.resolve("b", 2, 29).error().is(MissReason::superseded_epoch));
 }
 
@@ -111,14 +112,34 @@ TEST_F(RebuildWhose, AFreeSlotHasNoSealThatCouldBringItBack) {
 }
 
 TEST_F(RebuildWhose, OfTwoRecordsOfTheLedgerTheOneIsRightWhoseEpochIsSealed) {
-  for (const auto& [damaged, named] : {std::pair(1, 2), std::pair(2, 1)}) {
-    load(healthy);
-    LedgerRecord& record = tables().ledger()[static_cast<std::size_t>(damaged)];
-    const LedgerRecord& other = tables().ledger()[static_cast<std::size_t>(named)];
-    for (std::size_t i = 0; i < SessionId::kWords; ++i) record.id[i] = other.id[i].load();
-    record.epoch = 7;
-    expect_adoption(damaged == 1 ? "b" : "c");
+  const std::string names = "abcde";  // records are taken in this order; the last is of "ended"
+  for (const auto& [damaged, named] : {std::pair(1, 2), {2, 1}, {4, 1}, {4, 3}, {1, 3}}) {
+    for (const std::uint64_t epoch : {3, 7}) {
+      SCOPED_TRACE(testing::Message() << damaged << " as " << named << ", epoch " << epoch);
+      load(healthy);
+      LedgerRecord& record = tables().ledger()[static_cast<std::size_t>(damaged)];
+      const LedgerRecord& other = tables().ledger()[static_cast<std::size_t>(named)];
+      for (std::size_t i = 0; i < SessionId::kWords; ++i) record.id[i] = other.id[i].load();
+      record.id_bytes = other.id_bytes.load();
+      record.epoch = epoch;
+      expect_adoption(damaged == 4 ? "" : names.substr(static_cast<std::size_t>(damaged), 1));
+      if (HasFatalFailure()) return;
+    }
   }
+}
+
+// The daemon that lives on seals the heads of what it opened, whatever the tables say by then.
+TEST_F(RebuildWhose, ANameThatIsDamagedWhileTheDaemonLivesGetsNoSeal) {
+  CoreClient dying(h, shard);
+  ASSERT_TRUE(dying.open("e", 3).has_value());
+  ASSERT_TRUE(dying.append("e", 3, 5).has_value());
+  ASSERT_TRUE(dying.grant("e", 3, 40).has_value());
+  const SlotRecord& record = rename("e", "a");
+  const HeadWord before = load_head(record.head);
+  dying.die();  // what was granted and not used is given back: a head is stored
+  while (h.core->has_leases_to_end()) h.core->end_some_leases();
+  EXPECT_GT(load_head(record.head).generation, before.generation);
+  expect_adoption("");
 }
 
 // Killed anywhere in the middle, and begun again: what lives under that name is as it was.
