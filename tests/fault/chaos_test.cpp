@@ -183,8 +183,10 @@ class ChaosWorker {
   }
 
   void roll_back(std::size_t session) {
-    const std::uint32_t tokens = known(session).tokens;
-    if (tokens == 0 || !have(session)) return;
+    if (known(session).tokens == 0 || !have(session)) return;
+    const std::uint32_t tokens =
+        known(session).tokens;  // now: it may have been evicted before that
+    if (tokens == 0) return;
     const std::uint32_t to = below(tokens);
     known(session).tokens = to;  // from here on less may be there
     const auto done = worker_.context(name_of(index_, session)).truncate(TokenCount{to});
