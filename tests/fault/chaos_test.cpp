@@ -184,8 +184,7 @@ class ChaosWorker {
 
   void roll_back(std::size_t session) {
     if (known(session).tokens == 0 || !have(session)) return;
-    const std::uint32_t tokens =
-        known(session).tokens;  // now: it may have been evicted before that
+    const std::uint32_t tokens = known(session).tokens;  // less, if it was evicted before that
     if (tokens == 0) return;
     const std::uint32_t to = below(tokens);
     known(session).tokens = to;  // from here on less may be there
