@@ -8,10 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "tests/fault/crash_row.hpp"
+#include "tests/support/bystanders.hpp"
 #include "tests/support/kv_worker.hpp"
 #include "tests/support/sanitized.hpp"
 
@@ -89,6 +91,37 @@ class DaemonDeaths : public ::testing::Test {
       tend();
       EXPECT_TRUE(worker.client().wait_connected(kPatience));
       if (HasFailure()) return answer;
+    }
+  }
+
+  // What a death at any store costs those who have nothing to do with it. Their own stores count as
+  // well, so these are deaths beside those in turn.
+  void die_beside_others(int deaths, std::optional<int> store_of_adoption) {
+    using std::chrono::milliseconds;
+    constexpr milliseconds kBefore{100}, kMargin{10}, kAfter{350};
+    constexpr int kStoresBefore = 10'000, kStride = 97;
+    for (int death = 0; death < deaths; ++death) {
+      daemon_.kill();
+      daemon_.store().clear();
+      daemon_.set_variables(
+          {"PLANTED_FAULT=die-at-store=" + std::to_string(kStoresBefore + death * kStride)});
+      daemon_.start_again();
+      ASSERT_TRUE(daemon_.wait_ready()) << daemon_.err();
+      Bystanders others(daemon_.control_path());
+      ASSERT_TRUE(eventually([&] { return daemon_.has_ended(); }));
+      const auto died = Clock::now();
+      tends_with_ = store_of_adoption;
+      tend();
+      std::this_thread::sleep_until(died + kAfter);
+      const std::uint64_t answered = others.answered();
+      ASSERT_TRUE(eventually([&] { return others.answered() > answered; }));
+      others.stop();
+      const auto add = [](std::vector<double>& all, const std::vector<double>& more) {
+        all.insert(all.end(), more.begin(), more.end());
+      };
+      add(row_.others_before, others.waits(died - kBefore, died - kMargin));
+      add(row_.others_after, others.waits(died, died + kAfter));
+      EXPECT_EQ(broken_invariant(daemon_), "");
     }
   }
 
@@ -228,6 +261,7 @@ TEST_F(DaemonDeaths, AtEachStoreOfAWorkersLifeLoseNothing) {
       std::printf("%d stores, %d deaths\n", store - 1, deaths);
       EXPECT_GE(deaths, 60 / stride);
       row_.crashes = static_cast<std::uint32_t>(deaths);
+      die_beside_others(3, std::nullopt);
       report(row_);
       return;
     }
@@ -271,6 +305,7 @@ TEST_F(DaemonDeaths, AtEachStoreOfAnAdoptionLoseNothing) {
   std::printf("%u deaths in adoption\n", deaths);
   row_.crashes = deaths;
   EXPECT_GE(deaths, kIsSanitized ? 1U : 20U);
+  die_beside_others(3, 5);
   report(row_);
 }
 
