@@ -28,7 +28,7 @@ its test. Times are milliseconds, on {processors} processors, and fail nothing.
   written and published once), or what the row says; p50 and the longest. A daemon is started at once by the
   test; a service manager waits first (`RestartSec=`, 100 ms in the shipped unit).
 
-The two rows that die at each store have no other workers, whose stores would be counted.
+In the two rows that die at each store others' waits are of three more deaths, each at a store of any of them.
 """
 
 COLUMNS = [
