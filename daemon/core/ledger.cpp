@@ -111,13 +111,6 @@ void Ledger::rebuild(const LiveEpoch& live_epoch) {
   unused_.clear();
   never_used_ = 0;
   const auto count = static_cast<RecordIndex>(tables_.ledger().size());
-  // The record of a session that lives: two of one session are only where one of them was damaged.
-  const auto is_of_live = [&](RecordIndex index) {
-    const LedgerRecord& r = record(index);
-    const auto session = read_session_id(r.id_bytes, r.id);
-    return session && r.fate.load(std::memory_order_relaxed) == 0 &&
-           live_epoch(*session) == Epoch{r.epoch.load(std::memory_order_relaxed)};
-  };
   for (RecordIndex index = 0; index < count; ++index) {
     const LedgerRecord& r = record(index);
     if (r.state.load(std::memory_order_relaxed) == kEmpty &&
@@ -132,7 +125,11 @@ void Ledger::rebuild(const LiveEpoch& live_epoch) {
       continue;
     }
     if (const auto earlier = records_.find(*session); earlier != records_.end()) {
-      if (!is_of_live(index) || is_of_live(earlier->second)) {
+      const auto is_of_live = [epoch = live_epoch(*session)](const LedgerRecord& one) {
+        return one.fate.load(std::memory_order_relaxed) == 0 &&
+               epoch == Epoch{one.epoch.load(std::memory_order_relaxed)};
+      };
+      if (!is_of_live(r) || is_of_live(record(earlier->second))) {
         drop(index);
         continue;
       }

@@ -118,9 +118,7 @@ void Rebuild::free_slot(SlotIndex slot, bool keep_chain) {
     exchange_length(shard_.tables.length_word(slot), {next, TokenCount{0}});
     shard_.set_head(slot, {next, Tip::free()});
   }
-  for (AtomicWord& seal : record.seals) {
-    if (seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
-  }
+  shard_.keep_one_seal(slot, nullptr);
   const bool worn_out = !shard_.has_generations_left(slot);
   gate_.store(record.state,
               static_cast<std::uint32_t>(worn_out ? SlotState::worn_out : SlotState::free));
@@ -162,9 +160,7 @@ void Rebuild::settle_live_slot(SlotIndex slot) {
     return;
   }
   shard_.note_identity(slot, *session, shard_.epoch(slot));
-  for (AtomicWord& seal : record.seals) {
-    if (&seal != own && seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
-  }
+  shard_.keep_one_seal(slot, own);
   // The ledger hears of a context before its slot does, and forgets none that lives: one that it
   // does not know, or not at this epoch yet, was opened by nobody.
   const auto entry = shard_.ledger.find(*session);

@@ -16,8 +16,9 @@ namespace hotkv::core {
 // Both are keyed with the shard's random words and stored before the head that makes the slot live
 // or the chunk part of a chain. They find what is not as it was written: a slot that names another
 // context or an older chain, a chain that leads into the chunks of another context or of one that
-// has ended. They keep no secret, as whoever may read the tables can read the key, and they do not
-// cover what clients write: bytes of chunks, and the published length within the chain.
+// has ended. Only the daemon reads and writes them, on its one thread: they order nothing. They
+// keep no secret, as whoever may read the tables can read the key, and they do not cover what
+// clients write: bytes of chunks, and the published length within the chain.
 
 // Whose context a slot holds.
 [[nodiscard]] inline std::uint64_t slot_identity(const TablesHeader& header, SlotIndex slot,

@@ -127,6 +127,12 @@ std::uint64_t Shard::provisioned_bytes() const {
          tables.geometry().extent_bytes;
 }
 
+void Shard::keep_one_seal(SlotIndex slot, const AtomicWord* own) {
+  for (AtomicWord& seal : tables.slot(slot).seals) {
+    if (&seal != own && seal.load(std::memory_order_relaxed) != 0) gate_.store(seal, 0);
+  }
+}
+
 void Shard::note_identity(SlotIndex slot, const SessionId& own_session, Epoch own_epoch) {
   if (slot.value() >= identities_.size()) identities_.resize(slot.value() + 1);
   identities_[slot.value()] = slot_identity(tables.header(), slot, own_session, own_epoch);

@@ -84,6 +84,8 @@ class Shard {
   [[nodiscard]] bool has_generations_left(SlotIndex slot) const {
     return head(slot).generation.value() < kGenerationMax;
   }
+  // Takes every seal but this one; all where it is none.
+  void keep_one_seal(SlotIndex slot, const AtomicWord* own);
   // Whose context a slot holds from now on; before the first head of it is stored. Seals are made
   // from this and not from the tables, so that what was damaged meanwhile gets none.
   void note_identity(SlotIndex slot, const SessionId& session, Epoch epoch);

@@ -199,12 +199,14 @@ TEST(ChunkPool, SoundChainsFallByOneToTheirFirstChunk) {
   EXPECT_TRUE(is_sound(p.chunks, Tip::empty()));
   EXPECT_FALSE(is_sound(p.chunks, Tip::at(ChunkIndex{4})));  // no memory
   EXPECT_FALSE(is_sound(p.chunks, Tip::from_bits(~std::uint32_t{0})));
-  AtomicWord& middle = p.tables.chunk_word(ChunkIndex{1});
-  const auto healthy = middle.load();
+  // Sealed, as if the daemon itself had placed it wrongly.
+  const ChunkIndex middle{1};
+  const ChunkWord healthy = p.chunks.word(middle);
   const auto unsound = [&](ChunkWord word) {
-    middle = word.bits();
+    p.chunks.place(kSlot, middle, word);
     const bool is_unsound = !is_sound(p.chunks, tip);
-    middle = healthy;
+    p.chunks.place(kSlot, middle, healthy);
+    EXPECT_TRUE(is_sound(p.chunks, tip));
     return is_unsound;
   };
   EXPECT_TRUE(unsound({ChunkIndex{1}, 1}));  // a circle
@@ -214,6 +216,42 @@ TEST(ChunkPool, SoundChainsFallByOneToTheirFirstChunk) {
   EXPECT_TRUE(unsound({ChunkIndex{0}, 2}));
   EXPECT_TRUE(unsound({ChunkIndex{0}, 0}));
   EXPECT_TRUE(unsound({ChunkIndex{3'000'000'000}, 1}));
+}
+
+TEST(ChunkPool, AChainIsSoundForItsOwnSlotAndAsItWasPlaced) {
+  Pool p(one_chunk_an_extent());
+  p.provision(4);
+  const Tip tip = p.grow(Tip::empty(), 3);
+  core::ChunkPool::SoundChunks sound;
+  EXPECT_TRUE(p.chunks.is_sound(kSlot, tip, sound));
+  // Also where all of it was walked before.
+  EXPECT_FALSE(p.chunks.is_sound(SlotIndex{kSlot.value() + 1}, tip, sound));
+  for (AtomicWord* word : {&p.tables.chunk_word(ChunkIndex{1}), &p.tables.chunk_seal(ChunkIndex{1}),
+                           &p.tables.chunk_seal(tip.chunk())}) {
+    const std::uint64_t healthy = *word;
+    *word = healthy ^ std::uint64_t{1} << 40;
+    EXPECT_FALSE(is_sound(p.chunks, tip));
+    *word = healthy;
+  }
+  EXPECT_TRUE(is_sound(p.chunks, tip));
+}
+
+TEST(ChunkPool, WhatIsFreeHasNoSeal) {
+  Pool p(one_chunk_an_extent());
+  p.provision(2);
+  const Tip tip = p.grow(Tip::empty(), 2);
+  EXPECT_NE(p.tables.chunk_seal(tip.chunk()), 0u);
+  p.chunks.unref(tip.chunk());
+  EXPECT_EQ(p.tables.chunk_seal(ChunkIndex{0}), 0u);
+  EXPECT_EQ(p.tables.chunk_seal(ChunkIndex{1}), 0u);
+  // What damage or a death has left: of a chunk whose memory is there, and of one whose comes.
+  p.tables.chunk_seal(ChunkIndex{1}) = 7;
+  p.tables.chunk_seal(ChunkIndex{2}) = 7;
+  p.chunks.unseal_free();
+  EXPECT_EQ(p.tables.chunk_seal(ChunkIndex{1}), 0u);
+  EXPECT_EQ(p.tables.chunk_seal(ChunkIndex{2}), 7u);
+  p.provision(1);
+  EXPECT_EQ(p.tables.chunk_seal(ChunkIndex{2}), 0u);
 }
 
 // Random chains with shared parts, extents coming and going, against sets and lists.
